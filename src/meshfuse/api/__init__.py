@@ -1,0 +1,1 @@
+"""What users call: building fusions and running them."""

@@ -1,0 +1,1 @@
+"""Printing a kernel as source text for one target."""

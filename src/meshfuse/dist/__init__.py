@@ -1,0 +1,1 @@
+"""Meshes, shards and the collectives that move them."""

@@ -1,0 +1,1 @@
+"""Integer and boolean expressions over symbols: the language of extents and guards."""

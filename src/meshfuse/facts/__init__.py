@@ -1,0 +1,1 @@
+"""Analyses that answer questions about a fusion and change nothing."""

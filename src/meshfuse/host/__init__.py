@@ -1,0 +1,1 @@
+"""The host program: the steps that run kernels and communication in order."""

@@ -1,0 +1,1 @@
+"""Rewrites from one fusion to another, each with the facts it needs as arguments."""

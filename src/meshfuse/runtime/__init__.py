@@ -1,0 +1,1 @@
+"""Compiling, loading and launching kernels, and evaluating operations in torch."""

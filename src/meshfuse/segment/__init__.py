@@ -1,0 +1,1 @@
+"""Cutting a fusion into groups that can each become one kernel."""
