@@ -1,1 +1,1 @@
-"""Ground floor: errors, the intern table, small data shapes, and the one door to optional modules."""
+"""Ground floor: errors, data types, notes, options, text, and the one door to optional modules."""
