@@ -50,9 +50,8 @@ clean:
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUN):
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-	  echo "meshfuse needs Python 3.10 or newer; $(PYTHON) is" \
-	    "$$($(PYTHON) --version 2>&1 || echo not there)." \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "meshfuse needs Python 3.10 or newer, and '$(PYTHON)' is not that." \
 	    "Choose another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
