@@ -1,0 +1,81 @@
+"""The mathematics of a program: tensors, scalars, expressions, inputs and outputs. Frozen (law L2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+from meshfuse.base.dtypes import DataType
+from meshfuse.ir.axes import AxisName, IterDomain, ScalarName, TensorName
+from meshfuse.ir.ops import Expr
+from meshfuse.ir.schedule import Step
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TensorDef:
+    """A tensor: element type and logical axes, the tensor axes in order with reduced axes among them.
+
+    `root` is the defining op's own view of the axes where it differs from the logical ones; `root_steps`
+    lead from root to logical (rfactor, reshape). Producer.logical maps to consumer.root. `is_cpu`: a 0-dim
+    CPU scalar of a GPU program.
+    """
+
+    dtype: DataType
+    logical: tuple[IterDomain, ...]
+    root: tuple[IterDomain, ...] = ()
+    root_steps: tuple[Step, ...] = ()
+    is_cpu: bool = False
+
+    @property
+    def maybe_root(self) -> tuple[IterDomain, ...]:
+        """Root axes where there are any, else the logical ones: what the defining expression speaks of."""
+        return self.root or self.logical
+
+    @property
+    def tensor_axes(self) -> tuple[IterDomain, ...]:
+        """The logical axes that a torch tensor has: no reduction or partial axes."""
+        return tuple(axis for axis in self.logical if axis.kind.is_tensor_axis)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.tensor_axes)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScalarDef:
+    """A scalar input or the result of scalar arithmetic."""
+
+    dtype: DataType
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A result. With `alias` the value is written into that input's memory and not returned."""
+
+    tensor: TensorName
+    alias: TensorName | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """Tensors and scalars by name, expressions in an order that defines before use, inputs and outputs in call order."""
+
+    tensors: Mapping[TensorName, TensorDef] = field(default_factory=dict)
+    scalars: Mapping[ScalarName, ScalarDef] = field(default_factory=dict)
+    exprs: tuple[Expr, ...] = ()
+    inputs: tuple[TensorName | ScalarName, ...] = ()
+    outputs: tuple[Output, ...] = ()
+
+    def definition(self, name: TensorName | ScalarName) -> Expr | None:
+        """The expression that defines `name`; None for an input. Linear: loops want `facts.definitions`."""
+        return next((expr for expr in self.exprs if name in expr.outs), None)
+
+    def axis(self, tensor: TensorName, name: AxisName) -> IterDomain:
+        """A root or logical axis of `tensor` by name."""
+        definition = self.tensors[tensor]
+        return next(a for a in (*definition.logical, *definition.root) if a.name == name)

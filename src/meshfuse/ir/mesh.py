@@ -1,0 +1,186 @@
+"""Device meshes and parallel types. Device, stream, block and thread parallelism are one type (law L3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from meshfuse.base.errors import UserError, UserTypeError
+
+_MESH_LETTERS = "xyz"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ParallelType:
+    """How the iterations of a loop axis are spread.
+
+    `mesh_x`, `mesh_y`, `mesh_z` are the last, second to last and third to last axis of the tensor's mesh;
+    `ParallelType.mesh(k)` names any further one. `stream` is a host loop over streams, `grid_*` a parallel
+    loop over independent programs, `block_*`, `vectorize` and `unroll` lie inside one program, `serial` is
+    a plain loop.
+    """
+
+    name: str
+
+    mesh_x: ClassVar[ParallelType]
+    mesh_y: ClassVar[ParallelType]
+    mesh_z: ClassVar[ParallelType]
+    grid_x: ClassVar[ParallelType]
+    grid_y: ClassVar[ParallelType]
+    grid_z: ClassVar[ParallelType]
+    block_x: ClassVar[ParallelType]
+    block_y: ClassVar[ParallelType]
+    block_z: ClassVar[ParallelType]
+    mma: ClassVar[ParallelType]
+    serial: ClassVar[ParallelType]
+    tma: ClassVar[ParallelType]
+    unroll: ClassVar[ParallelType]
+    unswitch: ClassVar[ParallelType]
+    vectorize: ClassVar[ParallelType]
+    stream: ClassVar[ParallelType]
+
+    @staticmethod
+    def mesh(from_last: int) -> ParallelType:
+        """The mesh axis `from_last` places before the last one: 0 is mesh_x."""
+        return ParallelType(
+            f"mesh_{_MESH_LETTERS[from_last] if from_last < len(_MESH_LETTERS) else from_last}"
+        )
+
+    @property
+    def is_mesh(self) -> bool:
+        return self.name.startswith("mesh_")
+
+    @property
+    def is_grid(self) -> bool:
+        return self.name.startswith("grid_")
+
+    @property
+    def mesh_position(self) -> int:
+        """Places before the last mesh axis. Only for mesh types."""
+        suffix = self.name.removeprefix("mesh_")
+        return _MESH_LETTERS.index(suffix) if suffix in _MESH_LETTERS else int(suffix)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"ParallelType.{self.name}"
+
+
+PARALLEL_TYPE_NAMES = (
+    "mesh_x mesh_y mesh_z grid_x grid_y grid_z block_x block_y block_z "
+    "mma serial tma unroll unswitch vectorize stream"
+).split()
+for _name in PARALLEL_TYPE_NAMES:
+    setattr(ParallelType, _name, ParallelType(_name))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DeviceMesh:
+    """An array of distinct ranks, of any rank: `ids` in row-major order, `shape`, and a name per axis ("" for none)."""
+
+    ids: tuple[int, ...]
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return len(self.ids)
+
+    def parallel_types(self) -> tuple[ParallelType, ...]:
+        """The mesh axes, first to last: `(..., mesh_z, mesh_y, mesh_x)`."""
+        return tuple(ParallelType.mesh(self.ndim - 1 - dim) for dim in range(self.ndim))
+
+    def axis(self, name_or_index: str | int) -> ParallelType:
+        """The mesh axis of this name, or at this position (negatives count from the last)."""
+        if isinstance(name_or_index, str):
+            if name_or_index not in self.names or not name_or_index:
+                raise UserError(
+                    f"axis({name_or_index!r}) on {self}: its axes are named {self.names}"
+                )
+            return ParallelType.mesh(self.ndim - 1 - self.names.index(name_or_index))
+        if not -self.ndim <= name_or_index < self.ndim:
+            raise UserError(
+                f"axis({name_or_index}) on {self}: must lie in [-{self.ndim}, {self.ndim})"
+            )
+        return ParallelType.mesh(self.ndim - 1 - name_or_index % self.ndim)
+
+    def has(self, parallel_type: ParallelType) -> bool:
+        return parallel_type.is_mesh and parallel_type.mesh_position < self.ndim
+
+    def axis_size(self, parallel_type: ParallelType) -> int:
+        """Number of ranks along a mesh axis that this mesh has."""
+        return self.shape[self.ndim - 1 - parallel_type.mesh_position]
+
+    def coordinate(self, rank: int, parallel_type: ParallelType) -> int | None:
+        """Position of `rank` along a mesh axis; None for a rank outside the mesh."""
+        if rank not in self.ids:
+            return None
+        inner = math.prod(self.shape[self.ndim - parallel_type.mesh_position :])
+        return self.ids.index(rank) // inner % self.axis_size(parallel_type)
+
+    def team(self, rank: int, parallel_type: ParallelType) -> tuple[int, ...]:
+        """The ranks met by walking along one mesh axis through `rank`, in mesh order."""
+        inner = math.prod(self.shape[self.ndim - parallel_type.mesh_position :])
+        size = self.axis_size(parallel_type)
+        flat = self.ids.index(rank)
+        first = flat - flat // inner % size * inner
+        return tuple(self.ids[first + k * inner] for k in range(size))
+
+    def teams(self, parallel_type: ParallelType) -> tuple[tuple[int, ...], ...]:
+        """All teams along one mesh axis, ordered by their first member's place in the mesh."""
+        return tuple(dict.fromkeys(self.team(rank, parallel_type) for rank in self.ids))
+
+    def __str__(self) -> str:
+        return f"DeviceMesh{_braces(self.ids, self.shape)}"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def make_mesh(devices: object, names: Sequence[str] = ()) -> DeviceMesh:
+    """Build a mesh from a nested list, a range, or anything with `.tolist()`.
+
+    Raises UserError for an empty or ragged nest, a repeated rank, or a wrong number of names.
+    """
+    nest: Any = devices.tolist() if hasattr(devices, "tolist") else devices  # type: ignore[attr-defined]  # torch and numpy, without importing either
+    shape, ids = _flatten(nest, devices)
+    if not ids:
+        raise UserError(f"DeviceMesh({devices}): a mesh needs at least one rank")
+    if len(set(ids)) != len(ids):
+        raise UserError(f"DeviceMesh({devices}): each rank may stand once; got {ids}")
+    if names and len(names) != len(shape):
+        raise UserError(
+            f"DeviceMesh({devices}, names={tuple(names)}): the mesh has {len(shape)} axes"
+        )
+    return DeviceMesh(ids, shape, tuple(names) or ("",) * len(shape))
+
+
+def _flatten(nest: Any, devices: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if isinstance(nest, int) and not isinstance(nest, bool):
+        return (), (nest,)
+    if not isinstance(nest, Iterable) or isinstance(nest, str):
+        raise UserTypeError(
+            f"DeviceMesh({devices}): ranks must be integers, got {type(nest).__name__}"
+        )
+    parts = [_flatten(part, devices) for part in nest]
+    if len({shape for shape, _ in parts}) > 1:
+        raise UserError(f"DeviceMesh({devices}): all rows must have the same length")
+    inner = parts[0][0] if parts else ()
+    return (len(parts), *inner), tuple(rank for _, ids in parts for rank in ids)
+
+
+def _braces(ids: Sequence[int], shape: Sequence[int]) -> str:
+    if len(shape) <= 1:
+        return "{" + " ".join(map(str, ids)) + "}"
+    step = len(ids) // shape[0]
+    rows = (_braces(ids[k * step : (k + 1) * step], shape[1:]) for k in range(shape[0]))
+    return "{" + " ".join(rows) + "}"

@@ -1,0 +1,224 @@
+"""The expressions of the IR. An expression defines its outputs from its inputs; all of them are names.
+
+Fields marked `out` print left of the equals sign, `op` is the printed name, the rest are arguments. Adding
+an op: its class and prose here, then one registration in each interpretation (infer, axis pairs,
+sharding rule, evaluate, lower); the layer test names what is missing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+from meshfuse.base.dtypes import DataType, Scalar
+from meshfuse.base.text import op_field, out_field, rest_field
+from meshfuse.expr.nodes import IntExpr
+from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.ir.pointwise import REDUCTION_FUNCTIONS, SCALAR_FUNCTIONS
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A constant operand with its element type."""
+
+    value: Scalar
+    dtype: DataType
+
+
+Operand = TensorName | ScalarName | Literal | IntExpr
+"""What a pointwise expression reads. An IntExpr is an integer in the program's (global) sizes."""
+
+
+class Expr(ABC):
+    """Abstract. Concrete expressions are final frozen dataclasses."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def outs(self) -> tuple[TensorName | ScalarName, ...]:
+        """The names this expression defines, in order."""
+
+    @property
+    @abstractmethod
+    def ins(self) -> tuple[Operand, ...]:
+        """The operands this expression reads, in order."""
+
+
+class UnaryExpr(Expr):
+    """Abstract: one tensor in, one tensor out, in fields `out` and `src`."""
+
+    __slots__ = ()
+    out: TensorName
+    src: TensorName
+
+    @property
+    def outs(self) -> tuple[TensorName, ...]:
+        return (self.out,)
+
+    @property
+    def ins(self) -> tuple[Operand, ...]:
+        return (self.src,)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pointwise(Expr):
+    """Apply a row of `SCALAR_FUNCTIONS` element by element.
+
+    All tensor operands have the rank of `out`; a broadcast axis stretches. 16-bit floats compute in
+    float32 and round once, on the way out. With scalar operands only, `out` is a scalar.
+    """
+
+    out: TensorName | ScalarName = out_field()
+    function: str = op_field(SCALAR_FUNCTIONS)
+    args: tuple[Operand, ...] = rest_field()
+
+    @property
+    def outs(self) -> tuple[TensorName | ScalarName, ...]:
+        return (self.out,)
+
+    @property
+    def ins(self) -> tuple[Operand, ...]:
+        return self.args
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cast(UnaryExpr):
+    """Convert each element to the type of `out`: floats round to nearest even, float to integer truncates."""
+
+    out: TensorName = out_field()
+    src: TensorName
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Set(UnaryExpr):
+    """Copy. With different shardings on the two sides it is a redistribution."""
+
+    out: TensorName = out_field()
+    src: TensorName
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Broadcast(UnaryExpr):
+    """Insert a broadcast axis (extent 1) wherever `inserted` is true; the false entries are the axes of `src`."""
+
+    out: TensorName = out_field()
+    src: TensorName
+    inserted: tuple[bool, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Expand(UnaryExpr):
+    """Repeat along axes that are broadcast in `src` and iteration in `out`; all other axes are unchanged."""
+
+    out: TensorName = out_field()
+    src: TensorName
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Permute(UnaryExpr):
+    """Axis k of `out` is axis `dims[k]` of `src`."""
+
+    out: TensorName = out_field()
+    src: TensorName
+    dims: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Squeeze(UnaryExpr):
+    """Drop the broadcast axes `dims` of `src`."""
+
+    out: TensorName = out_field()
+    src: TensorName
+    dims: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reduction(UnaryExpr):
+    """Reduce tensor axes `axes` of `src` by a row of `REDUCTION_FUNCTIONS`.
+
+    `out` keeps them among its (root) axes, in place, with kind reduction. Floats of 16 bits accumulate
+    in float32.
+    """
+
+    out: TensorName = out_field()
+    function: str = op_field(REDUCTION_FUNCTIONS)
+    src: TensorName
+    axes: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Welford(Expr):
+    """Mean, sum of squared deviations (m2) and count over tensor axes `axes` of `src`, in one sweep.
+
+    Welford, Technometrics 4 (1962); partial results combine as in Chan, Golub and LeVeque (1979). The
+    outputs keep the reduced axes as a Reduction's do; `count` is int64.
+    """
+
+    mean: TensorName = out_field()
+    m2: TensorName = out_field()
+    count: TensorName = out_field()
+    src: TensorName
+    axes: tuple[int, ...]
+
+    @property
+    def outs(self) -> tuple[TensorName, ...]:
+        return (self.mean, self.m2, self.count)
+
+    @property
+    def ins(self) -> tuple[Operand, ...]:
+        return (self.src,)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MatMul(Expr):
+    """torch.matmul of equal element types, both of rank >= 1. The contracted axis is the last axis of `out`, kind reduction.
+
+    Batch axes broadcast; a rank-1 operand has no m (or n) axis.
+    """
+
+    out: TensorName = out_field()
+    a: TensorName
+    b: TensorName
+
+    @property
+    def outs(self) -> tuple[TensorName, ...]:
+        return (self.out,)
+
+    @property
+    def ins(self) -> tuple[Operand, ...]:
+        return (self.a, self.b)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Linear(Expr):
+    """src [*batch, k] times weight [*d, n, k] transposed, plus bias [*d, n]: out [*d, *batch, n, reduced k].
+
+    The leading axes d of a weight of rank > 2 are batch axes of the weight alone.
+    """
+
+    out: TensorName = out_field()
+    src: TensorName
+    weight: TensorName
+    bias: TensorName | None = None
+
+    @property
+    def outs(self) -> tuple[TensorName, ...]:
+        return (self.out,)
+
+    @property
+    def ins(self) -> tuple[Operand, ...]:
+        return (self.src, self.weight) if self.bias is None else (self.src, self.weight, self.bias)

@@ -1,0 +1,68 @@
+"""A Program: a Fusion with the Schedule of each tensor. Passes map Programs to Programs (law L2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import final
+
+from meshfuse.expr.nodes import ceildiv
+from meshfuse.ir.axes import AxisName, IterDomain, TensorName
+from meshfuse.ir.fusion import Fusion, TensorDef
+from meshfuse.ir.schedule import Merge, Schedule, Split, Step
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`serials` counts names per letter (T, c, a, i), so that equal definitions print alike."""
+
+    fusion: Fusion = field(default_factory=Fusion)
+    schedules: Mapping[TensorName, Schedule] = field(default_factory=dict)
+    serials: Mapping[str, int] = field(default_factory=dict)
+
+    def tensor(self, name: TensorName) -> TensorDef:
+        return self.fusion.tensors[name]
+
+    def schedule(self, name: TensorName) -> Schedule:
+        return self.schedules[name]
+
+    def with_schedule(self, name: TensorName, schedule: Schedule) -> Program:
+        return replace(self, schedules={**self.schedules, name: schedule})
+
+    def leaf_domains(self, name: TensorName) -> tuple[IterDomain, ...]:
+        """The loop nest of a tensor: its leaves in order, with kinds and extents."""
+        axes = self.all_axes(name)
+        return tuple(axes[leaf] for leaf in self.schedules[name].leaves)
+
+    def all_axes(self, name: TensorName) -> dict[AxisName, IterDomain]:
+        """Every axis of a tensor by name: root, logical, and all that its steps derive."""
+        definition = self.fusion.tensors[name]
+        axes = {axis.name: axis for axis in (*definition.root, *definition.logical)}
+        for step in self.schedules[name].steps:
+            for axis in derived_axes(step, axes):
+                axes[axis.name] = axis
+        return axes
+
+
+def derived_axes(step: Step, axes: Mapping[AxisName, IterDomain]) -> tuple[IterDomain, ...]:
+    """The axes that one step makes, kinds inherited from their parents."""
+    match step:
+        case Split(source, outer, inner, factor, inner_split):
+            parent = axes[source]
+            quotient = ceildiv(parent.extent, factor)
+            outer_extent, inner_extent = (quotient, factor) if inner_split else (factor, quotient)
+            return (
+                IterDomain(outer, parent.kind, outer_extent),
+                IterDomain(inner, parent.kind, inner_extent),
+            )
+        case Merge(outer, inner, out):
+            a, b = axes[outer], axes[inner]
+            kind = b.kind if a.kind.value == "b" else a.kind
+            return (IterDomain(out, kind, a.extent * b.extent),)
+
+
+def fresh_name(program: Program, letter: str) -> tuple[Program, str]:
+    """The next unused name of a letter, and the Program that has counted it."""
+    serial = program.serials.get(letter, 0)
+    return replace(program, serials={**program.serials, letter: serial + 1}), f"{letter}{serial}"

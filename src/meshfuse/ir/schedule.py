@@ -1,0 +1,91 @@
+"""The schedule of one tensor: how its loop nest derives from its logical axes, and what each loop is bound to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import final
+
+from meshfuse.expr.nodes import IntExpr
+from meshfuse.ir.axes import AxisName
+from meshfuse.ir.mesh import DeviceMesh, ParallelType
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Split:
+    """source -> (outer, inner). index(source) = index(outer) * extent(inner) + index(inner).
+
+    inner_split: inner has extent `factor` and outer ceil(n / factor); otherwise outer has extent `factor`
+    and inner ceil(n / factor). The children have the kind of `source`.
+    """
+
+    source: AxisName
+    outer: AxisName
+    inner: AxisName
+    factor: IntExpr
+    inner_split: bool
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """(outer, inner) -> out. index(out) = index(outer) * extent(inner) + index(inner)."""
+
+    outer: AxisName
+    inner: AxisName
+    out: AxisName
+
+
+Step = Split | Merge
+
+
+class MemoryType(Enum):
+    """Where a tensor lives. `global` is a keyword: reach it by getattr or as `MemoryType.global_`."""
+
+    tensor = "tensor"
+    local = "local"
+    shared = "shared"
+    global_ = "global"
+    symmetric = "symmetric"
+
+
+setattr(MemoryType, "global", MemoryType.global_)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Memory layout: a permutation of the logical tensor axes, slowest first, and a contiguity flag for each.
+
+    A true flag: the axis' stride is size * stride of the next non-broadcast axis to its right (1 for the
+    last). False: any stride. None: a broadcast axis, or an expanded one (stride 0). Mesh and stream leaves
+    never stand here.
+    """
+
+    order: tuple[AxisName, ...]
+    contiguity: tuple[bool | None, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Derivation steps, ordered leaves (the loop nest), and what each leaf is bound to. Law L4: extend only.
+
+    A leaf that `bindings` does not name is serial. A mesh axis on a reduction leaf says that the
+    reduction crosses ranks; at most one iteration leaf carries a given mesh axis. `inline_depth` is the
+    number of outer leaves shared with the consumers. `allocation` None: row-major and contiguous.
+    """
+
+    leaves: tuple[AxisName, ...]
+    steps: tuple[Step, ...] = ()
+    bindings: Mapping[AxisName, ParallelType] = field(default_factory=dict)
+    mesh: DeviceMesh | None = None
+    allocation: Allocation | None = None
+    memory: MemoryType = MemoryType.global_
+    inline_depth: int = 0
+    stages: int = 1
+
+    def binding(self, leaf: AxisName) -> ParallelType:
+        return self.bindings.get(leaf, ParallelType.serial)

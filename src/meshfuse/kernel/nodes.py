@@ -1,0 +1,241 @@
+"""The tile program: what one kernel does, for any target, on local shapes (law L9).
+
+A grid of independent programs runs the body. A value varies over a set of tile axes (named, unordered);
+operands broadcast by name. Indices are integer expressions in sizes, grid axes, loop variables and tile
+axes (whose symbol runs over 0..size-1 across the lanes). A value of a 16-bit float type is held in
+float32 and rounded where it is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType, final
+
+from meshfuse.base.dtypes import DataType
+from meshfuse.base.text import block_field, out_field, rest_field
+from meshfuse.expr.nodes import IntExpr
+from meshfuse.ir.ops import Literal
+
+ValueName = NewType("ValueName", str)
+"""`v0`, `v1`, ...: defined once; a carry is defined by its loop. Also a scalar parameter's name (`c0`)."""
+BufferName = NewType("BufferName", str)
+"""A tensor in memory, named like the program's tensor."""
+IndexName = NewType("IndexName", str)
+"""`g0` a grid axis, `k0` a loop variable, `n0` a tile axis: a symbol of the index expressions."""
+
+KernelOperand = ValueName | Literal
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A tensor argument. `shape` and `strides` (in elements) are expressions in the kernel's size symbols.
+
+    A stride of constant 1 or 0 is a promise of the signature, a stride symbol is passed at launch.
+    """
+
+    name: BufferName
+    dtype: DataType
+    shape: tuple[IntExpr, ...]
+    strides: tuple[IntExpr, ...]
+    written: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScalarParameter:
+    """A scalar argument, passed as a C double, int64 or bool according to its type."""
+
+    name: ValueName
+    dtype: DataType
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GridAxis:
+    """Independent programs 0..extent-1; they may run in any order and at the same time."""
+
+    name: IndexName
+    extent: IntExpr
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TileAxis:
+    """Lanes 0..size-1 of a value."""
+
+    name: IndexName
+    size: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """`index < limit`, lane by lane. A mask is a tuple of bounds, all of which must hold."""
+
+    index: IntExpr
+    limit: IntExpr
+
+
+Mask = tuple[Bound, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """A value that a loop carries: `initial` before the first iteration, then `following` of the one before.
+
+    In the body `name` is the value on entry of the iteration; after the loop it is the final one.
+    """
+
+    name: ValueName
+    dtype: DataType
+    initial: Literal
+    following: ValueName
+    tiles: tuple[IndexName, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read `buffer` at `index` (one expression per axis). Lanes outside `mask` are not read and hold 0."""
+
+    out: ValueName = out_field()
+    buffer: BufferName
+    index: tuple[IntExpr, ...]
+    mask: Mask = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write `value`, rounded to the buffer's type, where `mask` holds."""
+
+    buffer: BufferName
+    index: tuple[IntExpr, ...]
+    value: KernelOperand
+    mask: Mask = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Size:
+    """An integer expression as an int64 value."""
+
+    out: ValueName = out_field()
+    value: IntExpr
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Apply a row of SCALAR_FUNCTIONS. Operands have one type (`where`: the last two), already converted."""
+
+    out: ValueName = out_field()
+    function: str
+    dtype: DataType
+    args: tuple[KernelOperand, ...] = rest_field()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """The value in another element type, rounded to nearest even; float to integer truncates."""
+
+    out: ValueName = out_field()
+    dtype: DataType
+    src: KernelOperand
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """accumulator (+) src by a row of REDUCTION_FUNCTIONS; lanes outside `mask` keep the accumulator."""
+
+    out: ValueName = out_field()
+    function: str
+    accumulator: ValueName
+    src: KernelOperand
+    mask: Mask = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Combine the lanes along `tiles`; the result does not vary over them."""
+
+    out: ValueName = out_field()
+    function: str
+    src: ValueName
+    tiles: tuple[IndexName, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WelfordStep:
+    """Take `src` into the running (mean, m2, count); lanes outside `mask` keep theirs. Counts are int64."""
+
+    mean: ValueName = out_field()
+    m2: ValueName = out_field()
+    count: ValueName = out_field()
+    old_mean: ValueName
+    old_m2: ValueName
+    old_count: ValueName
+    src: KernelOperand
+    mask: Mask = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WelfordReduce:
+    """Combine (mean, m2, count) over the lanes along `tiles` by Chan's formula."""
+
+    mean: ValueName = out_field()
+    m2: ValueName = out_field()
+    count: ValueName = out_field()
+    src_mean: ValueName
+    src_m2: ValueName
+    src_count: ValueName
+    tiles: tuple[IndexName, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class For:
+    """Run the body for `variable` in 0..trip-1, in order."""
+
+    variable: IndexName
+    trip: IntExpr
+    carries: tuple[Carry, ...]
+    body: tuple[Statement, ...] = block_field()
+
+
+Statement = (
+    Load | Store | Size | Compute | Convert | Combine | Reduce | WelfordStep | WelfordReduce | For
+)
+STATEMENTS: tuple[type, ...] = (
+    Load,
+    Store,
+    Size,
+    Compute,
+    Convert,
+    Combine,
+    Reduce,
+    WelfordStep,
+    WelfordReduce,
+    For,
+)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel. Arguments in order: buffers, scalars, then `sizes` (int64 symbols: extents and strides)."""
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    scalars: tuple[ScalarParameter, ...]
+    sizes: tuple[IndexName, ...]
+    grid: tuple[GridAxis, ...]
+    tiles: tuple[TileAxis, ...]
+    body: tuple[Statement, ...] = block_field()
