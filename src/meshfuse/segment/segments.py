@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from meshfuse.facts.refusal import Refusal
 from meshfuse.ir.program import Program
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a scheduler does not take a segment."""
-
-    scheduler: str
-    reason: str
 
 
 @final

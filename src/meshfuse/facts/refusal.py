@@ -1,0 +1,22 @@
+"""Refusals: why something does not take a segment. Values with a reason, not exceptions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from meshfuse.ir.axes import TensorName
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a scheduler does not take a segment, and the tensor that stands in the way, where it is one."""
+
+    scheduler: str
+    reason: str
+    tensor: TensorName | None = None
+
+    def __str__(self) -> str:
+        subject = "" if self.tensor is None else f"{self.tensor}: "
+        return f"{self.scheduler}: {subject}{self.reason}"
