@@ -1,0 +1,253 @@
+"""Rules for // and %. Both start from the same reduction of (a, b), so their results recombine.
+
+A reduction rewrites a = quotient * b + scale * numerator + offset with b = scale * denominator and
+0 <= offset < scale, hence
+
+    a // b  ->  quotient + numerator // denominator
+    a %  b  ->  scale * (numerator % denominator) + offset
+
+Rules for a symbolic b apply only where its range excludes 0. Each rule makes the numerator or the
+denominator smaller; a node is built only when none applies, so building it again changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import final
+
+from meshfuse.expr import intervals
+from meshfuse.expr.bounds import excludes_zero, is_nonnegative, is_positive
+from meshfuse.expr.nodes import Add, Const, FloorDiv, IntExpr, Mod, Mul
+from meshfuse.expr.polynomial import (
+    Terms,
+    accumulate,
+    assemble,
+    divide,
+    divide_exactly,
+    factors_of,
+    linear,
+    lone_division,
+    quotient_if_exact,
+    settle,
+    truncating_quotient,
+)
+
+_ZERO = Const(0)
+_ONE = Const(1)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Reduction:
+    quotient: IntExpr
+    numerator: IntExpr
+    denominator: IntExpr
+    scale: IntExpr
+    offset: IntExpr
+
+
+def divide_floor(a: IntExpr, b: IntExpr) -> IntExpr:
+    """a // b of settled operands."""
+    if isinstance(b, Const):
+        if b.value == 0:
+            raise ZeroDivisionError(f"{a!r} // 0")
+        if b.value == 1:
+            return a
+    elif not excludes_zero(b):
+        return FloorDiv(a, b)
+    if not is_positive(b):
+        return divide_floor(-a, -b)
+    reduction = _reduce(a, b)
+    if reduction is not None:
+        return reduction.quotient + reduction.numerator // reduction.denominator
+    merged = _divide_division(a, b)
+    return settle(FloorDiv(a, b)) if merged is None else merged
+
+
+def divide_modulo(a: IntExpr, b: IntExpr) -> IntExpr:
+    """a % b of settled operands."""
+    if isinstance(b, Const):
+        if b.value == 0:
+            raise ZeroDivisionError(f"{a!r} % 0")
+        if a.divisor % b.value == 0:
+            return _ZERO
+    elif not excludes_zero(b):
+        return Mod(a, b)
+    if not is_positive(b):
+        return -divide_modulo(-a, -b)
+    reduction = _reduce(a, b)
+    if reduction is not None:
+        rest = reduction.numerator % reduction.denominator
+        return reduction.scale * rest + reduction.offset
+    unwrapped = _unwrap_modulo(a, b)
+    return settle(Mod(a, b)) if unwrapped is None else unwrapped % b
+
+
+def _reduce(a: IntExpr, b: IntExpr) -> _Reduction | None:
+    """The first reduction that applies to a and a positive b."""
+    by_range = _reduce_by_range(a, b)
+    if by_range is not None:
+        return by_range
+    if isinstance(b, Const):
+        return _take_multiples_of(b.value, a) or _take_common_factor(a, b.value)
+    return _take_symbolic_multiples(a, b) or _take_symbolic_factor(a, b)
+
+
+def _reduce_by_range(a: IntExpr, b: IntExpr) -> _Reduction | None:
+    """a // b  ->  c   if c * b <= a < (c + 1) * b."""
+    low, high = intervals.floordiv((a.low, a.high), (b.low, b.high))
+    if low is not None and low == high:
+        return _Reduction(Const(low), _ZERO, _ONE, _ONE, a - low * b)
+    if isinstance(b, Const):
+        return None
+    if is_nonnegative(a) and is_nonnegative(b - 1 - a):
+        return _Reduction(_ZERO, _ZERO, _ONE, _ONE, a)
+    if is_nonnegative(-1 - a) and is_nonnegative(a + b):
+        return _Reduction(Const(-1), _ZERO, _ONE, _ONE, a + b)
+    return None
+
+
+def _take_multiples_of(k: int, a: IntExpr) -> _Reduction | None:
+    """(k*x + y) // k  ->  x + y // k   and   (5*x + 9) // 4  ->  x + 2 + (x + 1) // 4."""
+    terms, constant = linear(a)
+    if constant == 0 and terms == {a: 1} and not isinstance(a, Mul):
+        return None
+    whole, rest_constant = divmod(constant, k)
+    quotient: IntExpr = Const(whole)
+    rest: Terms = {}
+    changed = whole != 0
+    for term, coefficient in terms.items():
+        if coefficient * term.divisor % k == 0:
+            share = gcd(coefficient, k)
+            quotient += coefficient // share * divide_exactly(term, k // share)
+            changed = True
+            continue
+        multiple = truncating_quotient(coefficient, k)
+        quotient += multiple * term
+        rest[term] = coefficient - multiple * k
+        changed = changed or multiple != 0
+    if not changed:
+        return None
+    return _Reduction(quotient, assemble(rest, rest_constant), Const(k), _ONE, _ZERO)
+
+
+def _take_common_factor(a: IntExpr, k: int) -> _Reduction | None:
+    """(g*x + y) // (g*m)  ->  x // m   if 0 <= y < g."""
+    shares = {gcd(coefficient, k) for coefficient in linear(a)[0].values()}
+    for share in sorted(shares, reverse=True):
+        parts = _split_by_integer(a, share) if share > 1 else None
+        if parts is not None:
+            numerator, offset = parts
+            return _Reduction(_ZERO, numerator, Const(k // share), Const(share), offset)
+    return None
+
+
+def _split_by_integer(a: IntExpr, share: int) -> tuple[IntExpr, IntExpr] | None:
+    """(x, y) with a = share*x + y and 0 <= y < share, if such a split of the terms is known."""
+    terms, constant = linear(a)
+    whole: IntExpr = _ZERO
+    rest: Terms = {}
+    for term, coefficient in terms.items():
+        if coefficient * term.divisor % share:
+            rest[term] = coefficient
+            continue
+        common = gcd(coefficient, share)
+        whole += coefficient // common * divide_exactly(term, share // common)
+    offset = assemble(rest, constant)
+    if offset.low is None or offset.high is None or offset.low // share != offset.high // share:
+        return None
+    shift = offset.low // share
+    return whole + shift, offset - shift * share
+
+
+def _take_symbolic_multiples(a: IntExpr, b: IntExpr) -> _Reduction | None:
+    """(x*s + y) // s  ->  x + y // s."""
+    quotient, rest = divide(a, b)
+    # Like the constant of _take_multiples_of, the rest is not negative if that can be had.
+    if not is_nonnegative(rest) and is_nonnegative(rest + b):
+        quotient, rest = quotient - 1, rest + b
+    if quotient is _ZERO:
+        return None
+    # Dividing by a sum can make the rest longer than what it divides.
+    if isinstance(b, Add) and len(linear(rest)[0]) >= len(linear(a)[0]):
+        return None
+    return _Reduction(quotient, rest, b, _ONE, _ZERO)
+
+
+def _take_symbolic_factor(a: IntExpr, b: IntExpr) -> _Reduction | None:
+    """(s*x + y) // (s*m)  ->  x // m   if 0 <= y < s."""
+    form = linear(b)
+    content = gcd(form[1], *form[0].values())
+    parts = _split_by_integer(a, content) if content > 1 else None
+    if parts is not None:
+        denominator = assemble({t: c // content for t, c in form[0].items()}, form[1] // content)
+        return _Reduction(_ZERO, parts[0], denominator, Const(content), parts[1])
+    if isinstance(b, Add):
+        return None
+    for factor in dict.fromkeys(factors_of(b)):
+        parts = _split_by_atom(a, factor) if factor is not b else None
+        denominator = quotient_if_exact(b, factor)
+        if parts is not None and denominator is not None:
+            return _Reduction(_ZERO, parts[0], denominator, factor, parts[1])
+    return None
+
+
+def _split_by_atom(a: IntExpr, atom: IntExpr) -> tuple[IntExpr, IntExpr] | None:
+    """(x, y) with a = atom*x + y, x not 0, and 0 <= y < atom, if known."""
+    whole, offset = divide(a, atom)
+    if whole is _ZERO or not is_positive(atom):
+        return None
+    return (whole, offset) if _is_rest(offset, atom) else None
+
+
+def _is_rest(offset: IntExpr, divisor: IntExpr) -> bool:
+    return is_nonnegative(offset) and is_nonnegative(divisor - 1 - offset)
+
+
+def _divide_division(a: IntExpr, b: IntExpr) -> IntExpr | None:
+    """(x // k + c) // m  ->  (x + c*k) // (k*m)   and   x % (k*m) // k  ->  x // k % m."""
+    nested = lone_division(a)
+    if nested is not None:
+        division, constant = nested
+        if not excludes_zero(division.denominator):
+            return None
+        numerator = division.numerator + constant * division.denominator
+        return numerator // (division.denominator * b)
+    if isinstance(a, Mod):
+        count = quotient_if_exact(a.denominator, b)
+        if count is not None and is_positive(count):
+            return a.numerator // b % count
+    return None
+
+
+def _unwrap_modulo(a: IntExpr, b: IntExpr) -> IntExpr | None:
+    """(c * (x % n) + y) % k  ->  (c*x + y) % k   if k divides c*n."""
+    terms, constant = linear(a)
+    replaced: Terms = {}
+    for term, coefficient in terms.items():
+        if isinstance(term, Mod) and excludes_zero(term.denominator):
+            if quotient_if_exact(coefficient * term.denominator, b) is not None:
+                inner_terms, inner_constant = linear(term.numerator)
+                accumulate(replaced, inner_terms, coefficient)
+                accumulate(replaced, {term: 1}, -coefficient)
+                constant += coefficient * inner_constant
+    if not replaced:
+        return None
+    accumulate(terms, replaced, 1)
+    return assemble(terms, constant)
+
+
+def exact_multiple(term: IntExpr, coefficient: int) -> tuple[IntExpr, int] | None:
+    """c * (x // k)  ->  (c/g) * (x // (k/g))   if k divides x and g = gcd(c, k) > 1."""
+    for position, atom in enumerate(factors_of(term)):
+        if not isinstance(atom, FloorDiv) or not isinstance(atom.denominator, Const):
+            continue
+        k = atom.denominator.value
+        share = gcd(coefficient, k)
+        if share == 1 or atom.numerator.divisor % k:
+            continue
+        others = factors_of(term)[:position] + factors_of(term)[position + 1 :]
+        rest = Mul(1, others) if len(others) > 1 else others[0] if others else _ONE
+        return rest * (atom.numerator // (k // share)), coefficient // share
+    return None
