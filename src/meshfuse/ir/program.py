@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from meshfuse.expr.nodes import ceildiv
+from meshfuse.expr import ceildiv
 from meshfuse.ir.axes import AxisName, IterDomain, TensorName
 from meshfuse.ir.fusion import Fusion, TensorDef
 from meshfuse.ir.schedule import Merge, Schedule, Split, Step
