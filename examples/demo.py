@@ -1,0 +1,122 @@
+"""The MLP half of a transformer layer, sequence-parallel on two CPU processes, and checked.
+
+Each process holds half of the tokens and half of the inner features. The program is written on
+global shapes; the inputs and one product say how they are split, and meshfuse finds the rest: the
+tokens are gathered before the first linear and reduce-scattered after the second one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as torch_distributed
+from meshfuse.multidevice import DeviceMesh
+from minilm_layer import EPSILON, HIDDEN, INNER, load_layer_input, run_mlp
+from torch import multiprocessing
+
+import meshfuse as mf
+from meshfuse import FusionDefinition, TensorView
+
+RANKS = 2
+PAGE = Path(__file__).with_name("page.txt")
+DEADLINE = timedelta(seconds=120)
+TOLERANCE = 1e-5
+
+
+def layer_norm(
+    fd: FusionDefinition, x: TensorView, scale: TensorView, shift: TensorView
+) -> TensorView:
+    """Normalise the last axis of `x` [b, s, e]."""
+    variance, mean = fd.ops.var_mean(x, dims=[2], correction=0, keepdim=True)
+    normal = (x - mean) * fd.ops.rsqrt(variance + EPSILON)
+    return normal * scale + shift
+
+
+def define_mlp(mesh: DeviceMesh) -> FusionDefinition:
+    """Global shapes; the sequence length is symbolic."""
+    with FusionDefinition() as fd:
+        hidden = fd.define_tensor([1, -1, HIDDEN], contiguity=True)
+        shapes = ([HIDDEN], [HIDDEN], [INNER, HIDDEN], [INNER], [HIDDEN, INNER], *[[HIDDEN]] * 3)
+        weights = [fd.define_tensor(shape, contiguity=True) for shape in shapes]
+        scale1, shift1, up, up_bias, down, down_bias, scale2, shift2 = weights
+
+        x = layer_norm(fd, hidden, scale1, shift1)
+        inner = fd.ops.gelu(fd.ops.linear(x, up, up_bias))
+        projected = fd.ops.linear(inner, down, down_bias)
+        y = layer_norm(fd, projected + x, scale2, shift2)
+        fd.add_output(y)
+
+        ranks = mesh.size
+        for tensor, axis in ((hidden, 1), (projected, 1), (up, 0), (up_bias, 0), (down, 1)):
+            tensor.set_device_mesh(mesh)
+            tensor.outer_split(axis, ranks)
+            tensor.axis(axis).parallelize(mf.ParallelType.mesh_x)
+        for tensor in (scale1, shift1, down_bias, scale2, shift2):
+            tensor.set_device_mesh(mesh)
+    return fd
+
+
+def run_rank(rank: int, store: str) -> None:
+    """One process: take this rank's shards, run, compare with one-device torch."""
+    torch.set_num_threads(1)
+    torch_distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=DEADLINE
+    )
+    layer = load_layer_input(PAGE, multiple=RANKS)
+    fd = define_mlp(DeviceMesh(range(RANKS)))
+    tensors = (layer.hidden, *layer.weights)
+    shards = [
+        mf.multidevice.shard_tensor(tensor, view)
+        for tensor, view in zip(tensors, fd.fusion.inputs(), strict=True)
+    ]
+    [y] = fd.execute(shards)
+
+    whole = run_mlp(layer.hidden, layer.weights)
+    expected = whole.chunk(RANKS, dim=1)[rank]
+    if y.shape != expected.shape:
+        raise SystemExit(f"rank {rank}: got shape {tuple(y.shape)}, not {tuple(expected.shape)}")
+    error = torch.tensor((y.local - expected).abs().max().item())
+    errors = [torch.empty(()) for _ in range(RANKS)]
+    torch_distributed.all_gather(errors, error)
+    if rank == 0:
+        _report(fd, layer.origin, whole, [e.item() for e in errors])
+    torch_distributed.barrier()
+    torch_distributed.destroy_process_group()
+    if max(e.item() for e in errors) > TOLERANCE:
+        raise SystemExit(1)
+
+
+def _report(fd: FusionDefinition, origin: str, whole: torch.Tensor, errors: list[float]) -> None:
+    print(f"input: {origin}\n")
+    print("the program, on global shapes:\n")
+    print(fd)
+    print(fd.explain())
+    scale = whole.abs().max().item()
+    for rank, error in enumerate(errors):
+        print(f"rank {rank}: largest error {error:.1e} (values reach {scale:.2f})")
+    verdict = "agree" if max(errors) <= TOLERANCE else "DO NOT AGREE"
+    print(
+        f"checked: {RANKS} gloo processes {verdict} with one-device torch within {TOLERANCE:.0e} "
+        f"on all {whole.numel()} values of the MLP half ({origin})"
+    )
+
+
+def main() -> None:
+    print(f"starting {RANKS} processes", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.spawn(
+            run_rank, args=(os.path.join(folder, "store"),), nprocs=RANKS, join=False
+        )
+        while not context.join(timeout=DEADLINE.total_seconds()):
+            for process in context.processes:
+                process.kill()
+            sys.exit(f"the demo did not finish within {DEADLINE}")
+
+
+if __name__ == "__main__":
+    main()

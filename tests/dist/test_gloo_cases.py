@@ -1,0 +1,27 @@
+"""Every sharded case on two gloo processes."""
+
+from __future__ import annotations
+
+from gloo_run import run_ranks
+from sharded_cases import CASES, check_outputs
+
+from meshfuse.multidevice import shard_tensor
+
+RANKS = 2
+
+
+def run_all_cases(rank: int, world_size: int) -> list[str]:
+    """One process: each case on this rank's shards. Returns the names of the cases that ran."""
+    done: list[str] = []
+    for name, case in CASES.items():
+        built = case(world_size)
+        views = built.fd.fusion.inputs()
+        shards = [shard_tensor(t, view) for t, view in zip(built.inputs, views, strict=True)]
+        check_outputs(built, world_size, rank, built.fd.execute(shards))
+        done.append(name)
+    return done
+
+
+def test_cases_on_two_processes() -> None:
+    results = run_ranks(run_all_cases, RANKS, deadline=100)
+    assert results == [list(CASES)] * RANKS
