@@ -42,7 +42,7 @@ class LayerInput:
 
 
 def load_layer_input(page: Path, multiple: int) -> LayerInput:
-    """The page, run through embeddings and attention of layer 0, cut to a multiple of `multiple` tokens.
+    """The page, cut to a multiple of `multiple` tokens, run through embeddings and attention.
 
     Without the model package: made weights and a made hidden state of the same shapes.
     """

@@ -1,7 +1,7 @@
 """Sharded programs with their right answers, run alike in the simulator and by gloo processes.
 
-A case builds, for d ranks, a definition, its global inputs, and the global value and sharded axis
-of each visible output. Integer data wherever it can be: then `tolerance` is zero and the comparison exact.
+A case builds, for d ranks, a definition, its global inputs, and the global value and sharded
+axis of each visible output. Integer data wherever it can be: then `tolerance` is zero.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def linear_row_parallel(d: int) -> Built:
 
 
 def sequence_parallel_mlp(d: int) -> Built:
-    """Gather tokens, two linears, reduce-scatter; only inputs and the second product are annotated."""
+    """Gather tokens, two linears, reduce-scatter; inputs and the second product are annotated."""
     b, s, e, inner = 2, d * 3, 8, d * 4
     mesh = DeviceMesh(range(d))
     with FusionDefinition() as fd:
