@@ -11,7 +11,7 @@ from meshfuse.ir.axes import TensorName
 @final
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a scheduler does not take a segment, and the tensor that stands in the way, where it is one."""
+    """Why a scheduler does not take a segment; `tensor` stands in the way, where one does."""
 
     scheduler: str
     reason: str

@@ -83,14 +83,15 @@ Mask = tuple[Bound, ...]
 @final
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """A value that a loop carries: `initial` before the first iteration, then `following` of the one before.
+    """A value that a loop carries: `initial` before the first iteration, then `following`.
 
-    In the body `name` is the value on entry of the iteration; after the loop it is the final one.
+    In the body `name` is the value on entry of the iteration; after the loop it is the final one. It
+    varies over `tiles`; a carry of an enclosing loop as `initial` makes the two loops one reduction.
     """
 
     name: ValueName
     dtype: DataType
-    initial: Literal
+    initial: KernelOperand
     following: ValueName
     tiles: tuple[IndexName, ...] = ()
 

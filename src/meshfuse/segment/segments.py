@@ -12,7 +12,7 @@ from meshfuse.ir.program import Program
 @final
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A Program of its own (global shapes; same tensor names as the whole) and the scheduler that takes it.
+    """A Program of its own, with global shapes and the whole's tensor names, and who takes it.
 
     `scheduler`: a kernel scheduler ("pointwise", "reduction", "normalization"), "expr_eval" or
     "communication". `refusals` are the answers of the schedulers that did not take it.
