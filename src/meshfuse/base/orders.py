@@ -1,4 +1,4 @@
-"""Memory orders: permutations of a tensor's dims by stride, slowest first, and which dims are contiguous."""
+"""Memory orders: the dims of a tensor by stride, slowest first, and which are contiguous."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def compute_tensor_descriptor(
 ) -> tuple[list[bool | None], list[int]]:
     """(contiguity, stride_order) of a strided tensor.
 
-    `contiguity` stands in memory order, slowest first: None for a dim of size 1 or stride 0, else whether
-    the stride is size * stride of the next dim that is not None (1 for the last). `stride_order[k]` is
-    the place of dim k counted from the fastest. Raises UserError for lengths that differ or a negative
-    stride.
+    `contiguity` stands in memory order, slowest first: None for a dim of size 1 or stride 0, else
+    whether the stride is size * stride of the next dim that is not None (1 for the last).
+    `stride_order[k]` is the place of dim k counted from the fastest. Raises UserError for lengths
+    that differ or a negative stride.
     """
     order = memory_order(sizes, strides)
     stride_order = [0] * len(order)

@@ -1,0 +1,322 @@
+"""Run expressions one by one through torch.
+
+On the tensors of one rank this is what an Evaluate node does. On whole tensors it is the meaning of
+a program (`evaluate_program`), which tests compare everything else with: there a communication
+changes nothing, since it only moves what all ranks together hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import final
+
+import torch
+from torch.nn import functional
+
+from meshfuse.base.dtypes import DataType, Scalar, compute_dtype, promote
+from meshfuse.base.errors import InvariantError
+from meshfuse.expr import IntExpr, Symbol
+from meshfuse.expr import evaluate as evaluate_int
+from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.ir.comm import Communication
+from meshfuse.ir.ops import (
+    Broadcast,
+    Cast,
+    Expand,
+    Expr,
+    Linear,
+    Literal,
+    MatMul,
+    Operand,
+    Permute,
+    Pointwise,
+    Reduction,
+    Set,
+    Squeeze,
+    Welford,
+)
+from meshfuse.ir.pointwise import SCALAR_FUNCTIONS, ResultRule
+from meshfuse.ir.program import Program
+from meshfuse.runtime.torch_types import held_torch_dtype, item_of, to_torch_dtype
+
+Value = torch.Tensor | Scalar
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a running program knows by name.
+
+    `values` grows as expressions run; `dtypes` has the type of every tensor and scalar, `shapes`
+    the sizes of every tensor on this rank, in the program's symbols, whose values are `sizes`.
+    """
+
+    dtypes: Mapping[TensorName | ScalarName, DataType]
+    shapes: Mapping[TensorName, tuple[IntExpr, ...]]
+    sizes: Mapping[str, int]
+    values: dict[TensorName | ScalarName, Value]
+
+    def tensor(self, name: TensorName) -> torch.Tensor:
+        value = self.values[name]
+        if not isinstance(value, torch.Tensor):
+            raise InvariantError(f"{name} is no tensor but the scalar {value!r}")
+        return value
+
+
+def run_expressions(exprs: Iterable[Expr], env: Environment) -> None:
+    """Evaluate expressions in order and bind their results in `env.values`."""
+    for expr in exprs:
+        env.values.update(zip(expr.outs, evaluate(expr, env), strict=True))
+
+
+def evaluate_program(program: Program, inputs: Sequence[Value]) -> list[torch.Tensor]:
+    """The outputs of a program run op by op on one device, on whole tensors.
+
+    `inputs` are in the program's order and are not written to. Returns one tensor per output,
+    aliased ones included.
+    """
+    fusion = program.fusion
+    values = dict(zip(fusion.inputs, inputs, strict=True))
+    shapes = {
+        name: tuple(axis.extent for axis in definition.tensor_axes)
+        for name, definition in fusion.tensors.items()
+    }
+    dtypes: dict[TensorName | ScalarName, DataType] = {
+        **{name: definition.dtype for name, definition in fusion.tensors.items()},
+        **{name: definition.dtype for name, definition in fusion.scalars.items()},
+    }
+    sizes = _sizes_of_inputs(shapes, values)
+    env = Environment(dtypes, shapes, sizes, values)
+    with torch.no_grad():
+        run_expressions(fusion.exprs, env)
+    return [env.tensor(output.tensor) for output in fusion.outputs]
+
+
+def _sizes_of_inputs(
+    shapes: Mapping[TensorName, tuple[IntExpr, ...]],
+    values: Mapping[TensorName | ScalarName, Value],
+) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for name, shape in shapes.items():
+        value = values.get(name)
+        if isinstance(value, torch.Tensor):
+            for extent, size in zip(shape, value.shape, strict=True):
+                if isinstance(extent, Symbol):
+                    sizes.setdefault(extent.name, size)
+    return sizes
+
+
+@singledispatch
+def evaluate(expr: Expr, env: Environment) -> tuple[Value, ...]:
+    """The values of the expression's outputs, in order, from those of its operands."""
+    raise InvariantError(f"{type(expr).__name__} has no evaluation")
+
+
+# Element by element.
+
+
+@evaluate.register
+def _(expr: Pointwise, env: Environment) -> tuple[Value, ...]:
+    out_dtype = env.dtypes[expr.out]
+    compute = _compute_dtype(expr, env)
+    args = [_convert(arg, compute, env) for arg in expr.args]
+    if SCALAR_FUNCTIONS[expr.function].rule is ResultRule.select:
+        args[0] = _convert(expr.args[0], DataType.Bool, env)
+    result = _POINTWISE[expr.function](*args).to(to_torch_dtype(out_dtype))
+    return (result if expr.out in env.shapes else item_of(result),)
+
+
+def _compute_dtype(expr: Pointwise, env: Environment) -> DataType:
+    """The type the operands are converted to. Bool computes as an integer, as it does in C."""
+    rule = SCALAR_FUNCTIONS[expr.function].rule
+    if rule is ResultRule.comparison:
+        dtype = _promoted(expr.args, env)
+    else:
+        dtype = env.dtypes[expr.out]
+    if rule is ResultRule.select:
+        return dtype
+    return DataType.Int if dtype is DataType.Bool else compute_dtype(dtype)
+
+
+def _promoted(args: Sequence[Operand], env: Environment) -> DataType:
+    dimensioned: list[DataType] = []
+    zero_dim: list[DataType] = []
+    scalars: list[DataType] = []
+    for arg in args:
+        if isinstance(arg, Literal):
+            scalars.append(arg.dtype)
+        elif isinstance(arg, IntExpr):
+            scalars.append(DataType.Int)
+        elif arg not in env.shapes:
+            scalars.append(env.dtypes[arg])
+        else:
+            (dimensioned if env.shapes[TensorName(arg)] else zero_dim).append(env.dtypes[arg])
+    return promote(dimensioned, zero_dim, scalars)
+
+
+def _convert(arg: Operand, dtype: DataType, env: Environment) -> torch.Tensor:
+    """An operand in the type of the computation; scalars become tensors without axes."""
+    target = to_torch_dtype(dtype)
+    if isinstance(arg, Literal):
+        own = torch.tensor(arg.value, dtype=to_torch_dtype(arg.dtype))
+    elif isinstance(arg, IntExpr):
+        own = torch.tensor(evaluate_int(arg, env.sizes), dtype=torch.int64)
+    else:
+        value = env.values[arg]
+        if isinstance(value, torch.Tensor):
+            return value.to(target)
+        own = torch.tensor(value, dtype=to_torch_dtype(env.dtypes[arg]))
+    return own.to(target)
+
+
+def _divide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Integers truncate; by zero they give 0, as in a kernel, where torch would raise."""
+    if x.is_floating_point():
+        return x / y
+    by_zero = y == 0
+    quotient = torch.div(x, y.masked_fill(by_zero, 1), rounding_mode="trunc")
+    return quotient.masked_fill(by_zero, 0)
+
+
+_POINTWISE: dict[str, Callable[..., torch.Tensor]] = {
+    "neg": torch.neg,
+    "exp": torch.exp,
+    "rsqrt": torch.rsqrt,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "relu": torch.relu,
+    "gelu": functional.gelu,
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": _divide,
+    "lt": torch.lt,
+    "where": torch.where,
+}
+
+
+@evaluate.register
+def _(expr: Cast, env: Environment) -> tuple[Value, ...]:
+    return (env.tensor(expr.src).to(to_torch_dtype(env.dtypes[expr.out])),)
+
+
+@evaluate.register
+def _(expr: Set, env: Environment) -> tuple[Value, ...]:
+    return (env.tensor(expr.src).clone(),)
+
+
+@evaluate.register
+def _(expr: Communication, env: Environment) -> tuple[Value, ...]:
+    return (env.tensor(expr.src),)
+
+
+# Views.
+
+
+@evaluate.register
+def _(expr: Broadcast, env: Environment) -> tuple[Value, ...]:
+    result = env.tensor(expr.src)
+    for dim, inserted in enumerate(expr.inserted):
+        if inserted:
+            result = result.unsqueeze(dim)
+    return (result,)
+
+
+@evaluate.register
+def _(expr: Expand, env: Environment) -> tuple[Value, ...]:
+    sizes = [evaluate_int(extent, env.sizes) for extent in env.shapes[expr.out]]
+    return (env.tensor(expr.src).expand(sizes),)
+
+
+@evaluate.register
+def _(expr: Permute, env: Environment) -> tuple[Value, ...]:
+    return (env.tensor(expr.src).permute(expr.dims),)
+
+
+@evaluate.register
+def _(expr: Squeeze, env: Environment) -> tuple[Value, ...]:
+    return (env.tensor(expr.src).squeeze(expr.dims),)
+
+
+# Reductions.
+
+
+@evaluate.register
+def _(expr: Reduction, env: Environment) -> tuple[Value, ...]:
+    src = env.tensor(expr.src)
+    out_dtype = to_torch_dtype(env.dtypes[expr.out])
+    result = _REDUCTIONS[expr.function](src, expr.axes) if expr.axes else src.clone()
+    return (result.to(out_dtype),)
+
+
+def _sum(src: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+    """Integers and bool accumulate in int64, floats of 16 bits in float32."""
+    if not src.dtype.is_floating_point:
+        return src.sum(axes, dtype=torch.int64)
+    return src.sum(axes, dtype=torch.float32 if src.dtype.itemsize < 4 else src.dtype)
+
+
+def _max(src: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+    if all(src.shape[axis] for axis in axes):
+        return src.amax(axes)
+    kept = [size for axis, size in enumerate(src.shape) if axis not in axes]
+    return src.new_full(kept, _lowest(src.dtype))
+
+
+def _lowest(dtype: torch.dtype) -> Scalar:
+    if dtype.is_floating_point:
+        return -math.inf
+    return False if dtype is torch.bool else torch.iinfo(dtype).min
+
+
+_REDUCTIONS: dict[str, Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]] = {
+    "sum": _sum,
+    "max": _max,
+}
+
+
+@evaluate.register
+def _(expr: Welford, env: Environment) -> tuple[Value, ...]:
+    held = held_torch_dtype(env.dtypes[expr.mean])
+    src = env.tensor(expr.src).to(held)
+    number = math.prod(src.shape[axis] for axis in expr.axes)
+    mean = src.sum(expr.axes, keepdim=True) / max(number, 1)
+    m2 = (src - mean).square().sum(expr.axes)
+    count = torch.full(m2.shape, number, dtype=torch.int64, device=src.device)
+    results = (mean.squeeze(expr.axes), m2, count)
+    outs = zip(results, expr.outs, strict=True)
+    return tuple(result.to(to_torch_dtype(env.dtypes[out])) for result, out in outs)
+
+
+# Contractions: in the element type of the operands, as torch does them.
+
+
+@evaluate.register
+def _(expr: MatMul, env: Environment) -> tuple[Value, ...]:
+    return (torch.matmul(env.tensor(expr.a), env.tensor(expr.b)),)
+
+
+@evaluate.register
+def _(expr: Linear, env: Environment) -> tuple[Value, ...]:
+    src, weight = env.tensor(expr.src), env.tensor(expr.weight)
+    bias = None if expr.bias is None else env.tensor(expr.bias)
+    if weight.dim() == 2:
+        return (functional.linear(src, weight, bias),)
+    return (_batched_linear(src, weight, bias),)
+
+
+def _batched_linear(
+    src: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """[*batch, k] by [*d, n, k] plus [*d, n] -> [*d, *batch, n], one product per index of d."""
+    groups, (n, k) = weight.shape[:-2], weight.shape[-2:]
+    rows = src.reshape(1, -1, k).expand(math.prod(groups), -1, -1)
+    columns = weight.reshape(-1, n, k).mT
+    if bias is None:
+        product = torch.bmm(rows, columns)
+    else:
+        product = torch.baddbmm(bias.reshape(-1, 1, n), rows, columns)
+    return product.reshape(*groups, *src.shape[:-1], n)
