@@ -388,7 +388,7 @@ def merge_moments(left: Moments, right: Moments) -> Moments:
 @run_statement.register
 def _(statement: For, frame: Frame) -> None:
     for carry in statement.carries:
-        initial = frame.constant(carry.initial.value, carry.dtype).lanes
+        initial = frame.operand(carry.initial).lanes.to(held_torch_dtype(carry.dtype))
         frame.define(carry.name, frame.expand(initial, carry.tiles), carry.dtype)
     for iteration in range(_uniform(statement.trip, frame.indices)):
         frame.indices[statement.variable] = iteration
