@@ -147,11 +147,11 @@ def _promoted(args: Sequence[Operand], env: Environment) -> DataType:
     scalars: list[DataType] = []
     for arg in args:
         if isinstance(arg, Literal):
-            scalars.append(arg.dtype)
+            scalars.append(compute_dtype(arg.dtype))
         elif isinstance(arg, IntExpr):
             scalars.append(DataType.Int)
         elif arg not in env.shapes:
-            scalars.append(env.dtypes[arg])
+            scalars.append(compute_dtype(env.dtypes[arg]))
         else:
             (dimensioned if env.shapes[TensorName(arg)] else zero_dim).append(env.dtypes[arg])
     return promote(dimensioned, zero_dim, scalars)

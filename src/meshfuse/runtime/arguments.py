@@ -1,0 +1,290 @@
+"""What a caller passes: flat, checked against the program's inputs, and as a signature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from meshfuse.base.dtypes import C_NAMES, DataType, Scalar, dtype_of_value, is_floating
+from meshfuse.base.errors import UserError
+from meshfuse.base.orders import contiguity_in_order, memory_order
+from meshfuse.expr import IntExpr, const_value
+from meshfuse.facts.layout import layout_of
+from meshfuse.facts.sharding import local_extent, owners_of, sharding_of
+from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.ir.program import Program
+from meshfuse.runtime.torch_types import DATA_TYPES, from_torch_dtype
+
+Argument = torch.Tensor | Scalar
+
+# What the caller passes, as code depends on it.
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TensorSignature:
+    """`order` lists the dims slowest first, `contiguity` a flag for each (base/orders.py)."""
+
+    dtype: DataType
+    device: str
+    order: tuple[int, ...]
+    contiguity: tuple[bool | None, ...]
+    ones: tuple[bool, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScalarSignature:
+    dtype: DataType
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What generated code may depend on of the arguments: no sizes but 1, no values."""
+
+    arguments: tuple[TensorSignature | ScalarSignature, ...]
+
+
+def signature_of(inputs: Sequence[Argument]) -> Signature:
+    """The signature of checked inputs."""
+    return Signature(tuple(_argument_signature(value) for value in inputs))
+
+
+def _argument_signature(value: Argument) -> TensorSignature | ScalarSignature:
+    if not isinstance(value, torch.Tensor):
+        return ScalarSignature(dtype_of_value(value))
+    sizes, strides = value.shape, value.stride()
+    order = memory_order(sizes, strides)
+    return TensorSignature(
+        from_torch_dtype(value.dtype),
+        str(value.device),
+        order,
+        contiguity_in_order(sizes, strides, order),
+        tuple(size == 1 for size in sizes),
+    )
+
+
+def flatten_inputs(inputs: Iterable[object]) -> list[Argument | complex]:
+    """Tensors and numbers out of nested lists and tuples. Raises UserError for anything else."""
+    flat: list[Argument | complex] = []
+    for value in inputs:
+        if isinstance(value, list | tuple):
+            flat += flatten_inputs(value)
+        elif isinstance(value, torch.Tensor | bool | int | float | complex):
+            flat.append(value)
+        else:
+            raise UserError(
+                f"input {len(flat)} is {type(value).__name__} {value!r}; accepted are tensors, "
+                "bool, int, float, and lists or tuples of them"
+            )
+    return flat
+
+
+# What the program expects.
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ExpectedTensor:
+    """A tensor input on this rank.
+
+    `extents` are global, `local_extents` what one rank holds, `ranks` how many share each axis.
+    `order` and `contiguity` are the promised memory layout, slowest axis first.
+    """
+
+    name: TensorName
+    dtype: DataType
+    extents: tuple[IntExpr, ...]
+    local_extents: tuple[IntExpr, ...]
+    ranks: tuple[int, ...]
+    order: tuple[int, ...]
+    contiguity: tuple[bool | None, ...]
+    is_cpu: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} {C_NAMES[self.dtype]}[{', '.join(map(str, self.extents))}]"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ExpectedScalar:
+    name: ScalarName
+    dtype: DataType
+
+    def __str__(self) -> str:
+        letter = "d" if is_floating(self.dtype) else "b" if self.dtype is DataType.Bool else "i"
+        return letter + self.name.removeprefix("c")
+
+
+Expected = ExpectedTensor | ExpectedScalar
+
+
+def expected_inputs(program: Program) -> tuple[Expected, ...]:
+    """What each input must be, in call order."""
+    return tuple(
+        _expected_tensor(program, TensorName(name))
+        if name in program.fusion.tensors
+        else ExpectedScalar(ScalarName(name), program.fusion.scalars[ScalarName(name)].dtype)
+        for name in program.fusion.inputs
+    )
+
+
+def _expected_tensor(program: Program, name: TensorName) -> ExpectedTensor:
+    definition, sharding = program.tensor(name), sharding_of(program, name)
+    layout = layout_of(program, name)
+    mesh = sharding.mesh
+    return ExpectedTensor(
+        name,
+        definition.dtype,
+        tuple(axis.extent for axis in definition.tensor_axes),
+        tuple(local_extent(digits) for digits in sharding.axes),
+        tuple(
+            1 if mesh is None else math.prod(map(mesh.axis_size, owners_of(digits, mesh)))
+            for digits in sharding.axes
+        ),
+        layout.order,
+        layout.contiguity,
+        definition.is_cpu,
+    )
+
+
+# Checking one against the other.
+
+
+def check_arguments(
+    expected: Sequence[Expected],
+    inputs: Sequence[Argument | complex],
+    device: torch.device | None = None,
+) -> tuple[list[Argument], torch.device]:
+    """The inputs, scalars converted to the types expected, and the device the program runs on.
+
+    Without tensors that is `device`, else cuda:0 where there is one, else the CPU. Raises UserError
+    naming the input, what was expected and what was found.
+    """
+    if len(inputs) != len(expected):
+        names = ", ".join(map(str, expected))
+        raise UserError(f"expected {len(expected)} inputs ({names}), but got {len(inputs)}")
+    bound: list[Argument] = []
+    for position, (want, value) in enumerate(zip(expected, inputs, strict=True)):
+        if isinstance(want, ExpectedScalar):
+            bound.append(_check_scalar(position, want, value))
+        else:
+            bound.append(_check_tensor(position, want, value))
+    return bound, _common_device(expected, bound, device)
+
+
+def _check_scalar(position: int, want: ExpectedScalar, value: Argument | complex) -> Scalar:
+    if isinstance(value, torch.Tensor):
+        raise UserError(
+            f"Expected input {position}, {want}, to be a scalar but got {_type_name(value)} tensor "
+            f"of rank {value.dim()}"
+        )
+    if isinstance(value, complex):
+        shown, fits = f"({value.real:g},{value.imag:g})", False
+    else:
+        shown, fits = str(value), _fits(dtype_of_value(value), want.dtype)
+    if not fits or isinstance(value, complex):
+        raise UserError(
+            f"Expected input {position}, {want}: Scalar value {shown} is not compatible with the "
+            f"expected data type: {C_NAMES[want.dtype]}."
+        )
+    return float(value) if is_floating(want.dtype) else value
+
+
+def _fits(found: DataType, wanted: DataType) -> bool:
+    """bool is accepted as an integer, and either as a float."""
+    if is_floating(wanted):
+        return True
+    return found is DataType.Bool or (found is DataType.Int and wanted is not DataType.Bool)
+
+
+def _check_tensor(position: int, want: ExpectedTensor, value: Argument | complex) -> torch.Tensor:
+    call = f"Expected input {position}, {want}, to be"
+    if not isinstance(value, torch.Tensor):
+        raise UserError(f"{call} an at::Tensor but got scalar {value}")
+    rank = len(want.extents)
+    if value.dim() != rank:
+        raise UserError(
+            f"{call} bound to a tensor of rank {rank}, but got a tensor of rank {value.dim()}"
+        )
+    if DATA_TYPES.get(value.dtype) is not want.dtype:
+        raise UserError(
+            f"{call} bound to a tensor of dtype {C_NAMES[want.dtype]}, "
+            f"but got a tensor of dtype {_type_name(value)}"
+        )
+    if want.is_cpu and value.device.type != "cpu":
+        raise UserError(
+            f"{call} bound to a CPU or meta scalar tensor, but got one on device {value.device}"
+        )
+    _check_sizes(call, want, value)
+    _check_contiguity(call, want, value)
+    return value
+
+
+def _check_sizes(call: str, want: ExpectedTensor, value: torch.Tensor) -> None:
+    for axis, (extent, local) in enumerate(zip(want.extents, want.local_extents, strict=True)):
+        size = const_value(local)
+        if size is not None and size != value.shape[axis]:
+            ranks = want.ranks[axis]
+            shard = f" (its part of {extent}, which {ranks} ranks share)" if ranks > 1 else ""
+            raise UserError(
+                f"{call} of size {size} on axis {axis}{shard}, "
+                f"but got a tensor of shape {list(value.shape)}"
+            )
+
+
+def _check_contiguity(call: str, want: ExpectedTensor, value: torch.Tensor) -> None:
+    """Whether the strides keep the declaration's promises. Axes of size 1 may have any stride."""
+    if value.numel() == 0:
+        return
+    wanted = 1
+    for axis, flag in zip(reversed(want.order), reversed(want.contiguity), strict=True):
+        size, stride = value.shape[axis], value.stride(axis)
+        if size == 1:
+            continue
+        if flag is None and stride != 0:
+            raise UserError(
+                f"{call} expanded (stride 0) on axis {axis}, but got stride {stride} "
+                f"(strides {list(value.stride())}, shape {list(value.shape)})"
+            )
+        if flag and stride != wanted:
+            raise UserError(
+                f"{call} contiguous on axis {axis} as its contiguity says, with stride {wanted}, "
+                f"but got stride {stride} (strides {list(value.stride())}, shape "
+                f"{list(value.shape)}); pass a contiguous copy or declare the axis contiguity=False"
+            )
+        if flag is not None:
+            wanted = size * stride
+
+
+def _type_name(tensor: torch.Tensor) -> str:
+    dtype = DATA_TYPES.get(tensor.dtype)
+    return str(tensor.dtype) if dtype is None else C_NAMES[dtype]
+
+
+def _common_device(
+    expected: Sequence[Expected], inputs: Sequence[Argument], device: torch.device | None
+) -> torch.device:
+    """The one device of all inputs, CPU scalars of a GPU program aside."""
+    found: dict[torch.device, str] = {}
+    for position, (want, value) in enumerate(zip(expected, inputs, strict=True)):
+        if isinstance(value, torch.Tensor) and not _may_lie_elsewhere(want):
+            found.setdefault(value.device, f"input {position}, {want}, on {value.device}")
+    if len(found) > 1:
+        raise UserError(f"inputs lie on several devices: {'; '.join(found.values())}")
+    if not found:
+        fallback = "cuda:0" if torch.cuda.is_available() else "cpu"
+        return torch.device(fallback) if device is None else device
+    (only,) = found
+    if device is not None and device != only:
+        raise UserError(f"execute(device={device}): but {found[only]}")
+    return only
+
+
+def _may_lie_elsewhere(want: Expected) -> bool:
+    return isinstance(want, ExpectedTensor) and want.is_cpu
