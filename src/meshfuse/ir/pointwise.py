@@ -25,26 +25,30 @@ class ResultRule(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class ScalarFunction:
-    """One row: how many operands, which type comes out, and the meaning in a line (torch's name unless said)."""
+    """One row: how many operands, which type comes out, and the meaning (torch's unless said)."""
 
     name: str
     arity: int
     rule: ResultRule
     meaning: str
+    takes_bool: bool = True
+    """False where torch refuses bool operands, or gives another type than our rule."""
 
 
 _ROWS = (
-    ScalarFunction("neg", 1, ResultRule.default, "-x"),
+    ScalarFunction("neg", 1, ResultRule.default, "-x", takes_bool=False),
     ScalarFunction("exp", 1, ResultRule.floating, "e to the x"),
     ScalarFunction("rsqrt", 1, ResultRule.floating, "1 / sqrt(x)"),
     ScalarFunction("tanh", 1, ResultRule.floating, "hyperbolic tangent"),
     ScalarFunction("erf", 1, ResultRule.floating, "error function"),
-    ScalarFunction("relu", 1, ResultRule.keep, "max(x, 0); NaN stays"),
+    ScalarFunction("relu", 1, ResultRule.keep, "max(x, 0); NaN stays", takes_bool=False),
     ScalarFunction("gelu", 1, ResultRule.floating, "x / 2 * (1 + erf(x / sqrt(2)))"),
-    ScalarFunction("add", 2, ResultRule.default, "x + y"),
-    ScalarFunction("sub", 2, ResultRule.default, "x - y"),
-    ScalarFunction("mul", 2, ResultRule.default, "x * y"),
-    ScalarFunction("div", 2, ResultRule.default, "x / y; integers truncate toward zero"),
+    ScalarFunction("add", 2, ResultRule.default, "x + y; for bool, or"),
+    ScalarFunction("sub", 2, ResultRule.default, "x - y", takes_bool=False),
+    ScalarFunction("mul", 2, ResultRule.default, "x * y; for bool, and"),
+    ScalarFunction(
+        "div", 2, ResultRule.default, "x / y; integers truncate toward zero", takes_bool=False
+    ),
     ScalarFunction("lt", 2, ResultRule.comparison, "x < y"),
     ScalarFunction("where", 3, ResultRule.select, "condition ? x : y"),
 )

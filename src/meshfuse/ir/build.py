@@ -1,0 +1,34 @@
+"""Every verb that extends a Program: each takes a Program and returns it with the new names."""
+
+from meshfuse.ir.build_contraction import linear, matmul
+from meshfuse.ir.build_definitions import (
+    add_input,
+    add_output,
+    define_scalar,
+    define_tensor,
+    literal,
+    size,
+)
+from meshfuse.ir.build_pointwise import cast, pointwise
+from meshfuse.ir.build_reduction import reduction, var_mean
+from meshfuse.ir.build_shape import broadcast, broadcast_in_dim, permute, set_, squeeze
+
+__all__ = [
+    "add_input",
+    "add_output",
+    "broadcast",
+    "broadcast_in_dim",
+    "cast",
+    "define_scalar",
+    "define_tensor",
+    "linear",
+    "literal",
+    "matmul",
+    "permute",
+    "pointwise",
+    "reduction",
+    "set_",
+    "size",
+    "squeeze",
+    "var_mean",
+]

@@ -1,0 +1,113 @@
+"""Verbs that copy or change the axes of one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshfuse.base.errors import UserError, UserTypeError
+from meshfuse.base.orders import wrap_dims, wrap_permutation
+from meshfuse.expr import IntExpr, const, const_value, symbol
+from meshfuse.ir.axes import AxisKind, ScalarName, TensorName
+from meshfuse.ir.describe import describe_call
+from meshfuse.ir.infer import ONE, AxisShape, tensor_shape
+from meshfuse.ir.ops import Broadcast, Expand, Permute, Set, Squeeze
+from meshfuse.ir.program import Program
+from meshfuse.ir.rewrite import append, define, fresh_tensor_name, new_tensor
+
+
+def set_(program: Program, src: TensorName) -> tuple[Program, TensorName]:
+    """A copy."""
+    program, out = fresh_tensor_name(program)
+    return define(program, Set(out, src)), out
+
+
+def broadcast(
+    program: Program, src: TensorName, flags: Sequence[bool]
+) -> tuple[Program, TensorName]:
+    """Insert an axis of size 1 at every true flag. Without one it is `src` itself.
+
+    Raises UserError unless there are as many false flags as axes.
+    """
+    rank = program.tensor(src).ndim
+    if flags.count(False) == rank and len(flags) == rank:
+        return program, src
+    program, out = fresh_tensor_name(program)
+    return define(program, Broadcast(out, src, tuple(flags))), out
+
+
+def broadcast_in_dim(
+    program: Program,
+    src: TensorName,
+    shape: Sequence[int | IntExpr | ScalarName],
+    dims: Sequence[int],
+) -> tuple[Program, TensorName]:
+    """A tensor of `shape` whose axis dims[k] is axis k of `src`, as in JAX; the others repeat.
+
+    An axis of `src` must have the wanted size or size 1. Where nothing grows it is a broadcast
+    alone. Raises UserError if a size, the number of dims or their order does not fit.
+    """
+    call = describe_call(program, "broadcast_in_dim", [src], shape=list(shape), dims=dims)
+    rank = program.tensor(src).ndim
+    wrapped = wrap_dims(dims, len(shape), call)
+    if len(wrapped) != rank:
+        raise UserError(f"{call}: got {len(wrapped)} dims for {rank} axes")
+    if list(wrapped) != sorted(wrapped):
+        raise UserError(f"{call}: dims must increase; permute the tensor first")
+    wanted = [_extent(call, size) for size in shape]
+    program, aligned = broadcast(program, src, [dim not in wrapped for dim in range(len(shape))])
+    return _expand(program, aligned, wanted, call)
+
+
+def _extent(call: str, size: int | IntExpr | ScalarName) -> IntExpr:
+    match size:
+        case IntExpr():
+            return size
+        case str():
+            return symbol(size)
+        case int() if not isinstance(size, bool):
+            if size < 0:
+                raise UserError(f"{call}: size {size} is negative")
+            return const(size)
+        case _:
+            raise UserTypeError(f"{call}: a size is an int or a scalar, got {size!r}")
+
+
+def _expand(
+    program: Program, src: TensorName, wanted: Sequence[IntExpr], call: str
+) -> tuple[Program, TensorName]:
+    """Repeat broadcast axes to the wanted extents; `src` itself if there is none to repeat."""
+    axes: list[AxisShape] = []
+    for position, ((kind, extent), want) in enumerate(
+        zip(tensor_shape(program, src), wanted, strict=True)
+    ):
+        if kind is AxisKind.broadcast:
+            axes.append(ONE if const_value(want) == 1 else (AxisKind.iteration, want))
+            continue
+        have, ask = const_value(extent), const_value(want)
+        if have is not None and ask is not None and have != ask:
+            raise UserError(
+                f"{call}: axis {position} has size {have}; only size 1 expands to {ask}"
+            )
+        axes.append((kind, extent))
+    if axes == list(tensor_shape(program, src)):
+        return program, src
+    program, out = new_tensor(program, program.tensor(src).dtype, axes)
+    return append(program, Expand(out, src)), out
+
+
+def permute(program: Program, src: TensorName, dims: Sequence[int]) -> tuple[Program, TensorName]:
+    """Axis k of the result is axis dims[k] of `src`. Raises UserError if dims is no permutation."""
+    call = describe_call(program, "permute", [src], dims=dims)
+    wrapped = wrap_permutation(dims, program.tensor(src).ndim, call)
+    program, out = fresh_tensor_name(program)
+    return define(program, Permute(out, src, wrapped)), out
+
+
+def squeeze(program: Program, src: TensorName, dims: Sequence[int]) -> tuple[Program, TensorName]:
+    """Drop axes declared of size 1; a copy if `dims` is empty. Raises UserError for other axes."""
+    call = describe_call(program, "squeeze", [src], dims=dims)
+    wrapped = wrap_dims(dims, program.tensor(src).ndim, call)
+    if not wrapped:
+        return set_(program, src)
+    program, out = fresh_tensor_name(program)
+    return define(program, Squeeze(out, src, tuple(sorted(wrapped)))), out
