@@ -9,7 +9,15 @@ from math import gcd
 from meshfuse.expr import intervals
 from meshfuse.expr.intervals import Interval
 from meshfuse.expr.nodes import Const, FloorDiv, IntExpr, IntLike, Max, Min, Mod, Mul
-from meshfuse.expr.polynomial import Terms, accumulate, factors_of, linear, multiply
+from meshfuse.expr.polynomial import (
+    Terms,
+    accumulate,
+    factors_of,
+    linear,
+    multiply,
+    product,
+    scaled,
+)
 
 # Each step replaces one term by a bound that is itself linear, such as a % k by k - 1.
 _PROOF_DEPTH = 2
@@ -17,18 +25,18 @@ _PROOF_DEPTH = 2
 
 def known_less(a: IntLike, b: IntLike) -> bool:
     """True if a < b for every value of the symbols."""
-    return is_nonnegative(_difference(b, a) - 1)
+    terms, constant = _difference(b, a)
+    return _is_nonnegative(terms, constant - 1, _PROOF_DEPTH)
 
 
 def known_less_equal(a: IntLike, b: IntLike) -> bool:
     """True if a <= b for every value of the symbols."""
-    return is_nonnegative(_difference(b, a))
+    return _is_nonnegative(*_difference(b, a), _PROOF_DEPTH)
 
 
 def known_equal(a: IntLike, b: IntLike) -> bool:
     """True if a == b for every value of the symbols."""
-    difference = _difference(a, b)
-    return difference.low == 0 and difference.high == 0
+    return _range(*_difference(a, b)) == (0, 0)
 
 
 def known_multiple(e: IntLike, n: int) -> bool:
@@ -55,8 +63,15 @@ def is_nonnegative(e: IntExpr) -> bool:
     return _is_nonnegative(terms, constant, _PROOF_DEPTH)
 
 
-def _difference(a: IntLike, b: IntLike) -> IntExpr:
-    return (a if isinstance(a, IntExpr) else Const(a)) - b
+def _difference(a: IntLike, b: IntLike) -> tuple[Terms, int]:
+    left = a if isinstance(a, IntExpr) else Const(a)
+    right = b if isinstance(b, IntExpr) else Const(b)
+    terms, constant = linear(left)
+    subtracted, offset = linear(right)
+    accumulate(terms, subtracted, -1)
+    if any(term.has_division for term in terms):
+        return linear(left - right)  # recombines
+    return terms, constant - offset
 
 
 def _is_nonnegative(terms: Terms, constant: int, depth: int) -> bool:
@@ -97,14 +112,14 @@ def _bounds_below(term: IntExpr, coefficient: int) -> Iterator[_Bound]:
 def _(term: Min, coefficient: int) -> Iterator[_Bound]:
     if coefficient < 0:
         for operand in term.operands:
-            yield _scaled(linear(operand), coefficient)
+            yield _bound(linear(operand), coefficient)
 
 
 @_bounds_below.register
 def _(term: Max, coefficient: int) -> Iterator[_Bound]:
     if coefficient > 0:
         for operand in term.operands:
-            yield _scaled(linear(operand), coefficient)
+            yield _bound(linear(operand), coefficient)
 
 
 @_bounds_below.register
@@ -112,9 +127,9 @@ def _(term: Mod, coefficient: int) -> Iterator[_Bound]:
     """a % k <= k - 1, and a % k <= a for a >= 0."""
     if coefficient > 0 or not is_positive(term.denominator):
         return
-    yield _scaled(linear(term.denominator - 1), coefficient)
+    yield _bound(linear(term.denominator - 1), coefficient)
     if term.numerator.low is not None and term.numerator.low >= 0:
-        yield _scaled(linear(term.numerator), coefficient)
+        yield _bound(linear(term.numerator), coefficient)
 
 
 @_bounds_below.register
@@ -125,7 +140,7 @@ def _(term: FloorDiv, coefficient: int) -> Iterator[_Bound]:
     k = term.denominator.value
     scale = k // gcd(coefficient, k)
     bound = term.numerator if coefficient < 0 else term.numerator - (k - 1)
-    _, terms, constant = _scaled(linear(bound), coefficient * scale // k)
+    _, terms, constant = _bound(linear(bound), coefficient * scale // k)
     yield scale, terms, constant
 
 
@@ -136,14 +151,12 @@ def _(term: Mul, coefficient: int) -> Iterator[_Bound]:
         others = term.factors[:position] + term.factors[position + 1 :]
         if any(other.low is None or other.low < 0 for other in others):
             continue
-        rest: tuple[Terms, int] = ({}, 1)
-        for other in others:
-            rest = multiply(rest, linear(other))
+        rest = product(others)
         for scale, terms, constant in _bounds_below(factor, coefficient):
             yield scale, *multiply((terms, constant), rest)
         end = factor.low if coefficient > 0 else factor.high
         if end is not None:
-            yield _scaled(rest, coefficient * end)
+            yield _bound(rest, coefficient * end)
         if isinstance(factor, FloorDiv) and is_positive(factor.denominator):
             yield from _bounds_of_whole_part(factor, others, coefficient)
 
@@ -155,10 +168,9 @@ def _bounds_of_whole_part(
     numerator, denominator = division.numerator, division.denominator
     if factors_of(denominator) == others:
         bound = numerator if coefficient < 0 else numerator - denominator + 1
-        yield _scaled(linear(bound), coefficient)
+        yield _bound(linear(bound), coefficient)
 
 
-def _scaled(form: tuple[Terms, int], scale: int) -> _Bound:
-    terms: Terms = {}
-    accumulate(terms, form[0], scale)
-    return 1, terms, scale * form[1]
+def _bound(form: tuple[Terms, int], scale: int) -> _Bound:
+    terms, constant = scaled(form, scale) if scale else ({}, 0)
+    return 1, terms, constant

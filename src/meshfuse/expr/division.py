@@ -17,7 +17,7 @@ from math import gcd
 from typing import final
 
 from meshfuse.expr import intervals
-from meshfuse.expr.bounds import excludes_zero, is_nonnegative, is_positive
+from meshfuse.expr.bounds import excludes_zero, is_nonnegative, is_positive, known_less
 from meshfuse.expr.nodes import Add, Const, FloorDiv, IntExpr, Mod, Mul
 from meshfuse.expr.polynomial import (
     Terms,
@@ -55,7 +55,7 @@ def divide_floor(a: IntExpr, b: IntExpr) -> IntExpr:
         if b.value == 1:
             return a
     elif not excludes_zero(b):
-        return FloorDiv(a, b)
+        return settle(FloorDiv(a, b))
     if not is_positive(b):
         return divide_floor(-a, -b)
     reduction = _reduce(a, b)
@@ -73,7 +73,7 @@ def divide_modulo(a: IntExpr, b: IntExpr) -> IntExpr:
         if a.divisor % b.value == 0:
             return _ZERO
     elif not excludes_zero(b):
-        return Mod(a, b)
+        return settle(Mod(a, b))
     if not is_positive(b):
         return -divide_modulo(-a, -b)
     reduction = _reduce(a, b)
@@ -101,9 +101,9 @@ def _reduce_by_range(a: IntExpr, b: IntExpr) -> _Reduction | None:
         return _Reduction(Const(low), _ZERO, _ONE, _ONE, a - low * b)
     if isinstance(b, Const):
         return None
-    if is_nonnegative(a) and is_nonnegative(b - 1 - a):
+    if _is_rest(a, b):
         return _Reduction(_ZERO, _ZERO, _ONE, _ONE, a)
-    if is_nonnegative(-1 - a) and is_nonnegative(a + b):
+    if a.high is not None and a.high < 0 and is_nonnegative(a + b):
         return _Reduction(Const(-1), _ZERO, _ONE, _ONE, a + b)
     return None
 
@@ -114,51 +114,72 @@ def _take_multiples_of(k: int, a: IntExpr) -> _Reduction | None:
     if constant == 0 and terms == {a: 1} and not isinstance(a, Mul):
         return None
     whole, rest_constant = divmod(constant, k)
-    quotient: IntExpr = Const(whole)
+    quotient: Terms = {}
     rest: Terms = {}
-    changed = whole != 0
     for term, coefficient in terms.items():
         if coefficient * term.divisor % k == 0:
-            share = gcd(coefficient, k)
-            quotient += coefficient // share * divide_exactly(term, k // share)
-            changed = True
+            whole += _accumulate_exact(quotient, term, coefficient, k)
             continue
         multiple = truncating_quotient(coefficient, k)
-        quotient += multiple * term
+        accumulate(quotient, {term: 1}, multiple)
         rest[term] = coefficient - multiple * k
-        changed = changed or multiple != 0
-    if not changed:
+    if len(rest) == len(terms) and not quotient and not whole:
         return None
-    return _Reduction(quotient, assemble(rest, rest_constant), Const(k), _ONE, _ZERO)
+    return _Reduction(
+        assemble(quotient, whole), assemble(rest, rest_constant), Const(k), _ONE, _ZERO
+    )
+
+
+def _accumulate_exact(into: Terms, term: IntExpr, coefficient: int, by: int) -> int:
+    """Add coefficient * term / by, a whole number, to `into`; return the constant part."""
+    share = gcd(coefficient, by)
+    if share == by:
+        accumulate(into, {term: 1}, coefficient // share)
+        return 0
+    terms, constant = linear(divide_exactly(term, by // share))
+    accumulate(into, terms, coefficient // share)
+    return coefficient // share * constant
 
 
 def _take_common_factor(a: IntExpr, k: int) -> _Reduction | None:
     """(g*x + y) // (g*m)  ->  x // m   if 0 <= y < g."""
-    shares = {gcd(coefficient, k) for coefficient in linear(a)[0].values()}
+    split = _split_by_share(a, k)
+    if split is None:
+        return None
+    share, numerator, offset = split
+    return _Reduction(_ZERO, numerator, Const(k // share), Const(share), offset)
+
+
+def _split_by_share(a: IntExpr, content: int) -> tuple[int, IntExpr, IntExpr] | None:
+    """(g, x, y) with a = g*x + y, 0 <= y < g, and g > 1 shared by `content` and a coefficient.
+
+    A factor that only a term's known divisor shares is left alone: taking it would turn
+    m // (2*s) into m // 2 // s, which merges back.
+    """
+    shares = {gcd(coefficient, content) for coefficient in linear(a)[0].values()}
     for share in sorted(shares, reverse=True):
         parts = _split_by_integer(a, share) if share > 1 else None
         if parts is not None:
-            numerator, offset = parts
-            return _Reduction(_ZERO, numerator, Const(k // share), Const(share), offset)
+            return share, *parts
     return None
 
 
 def _split_by_integer(a: IntExpr, share: int) -> tuple[IntExpr, IntExpr] | None:
     """(x, y) with a = share*x + y and 0 <= y < share, if such a split of the terms is known."""
     terms, constant = linear(a)
-    whole: IntExpr = _ZERO
+    whole: Terms = {}
+    shift = 0
     rest: Terms = {}
     for term, coefficient in terms.items():
         if coefficient * term.divisor % share:
             rest[term] = coefficient
-            continue
-        common = gcd(coefficient, share)
-        whole += coefficient // common * divide_exactly(term, share // common)
+        else:
+            shift += _accumulate_exact(whole, term, coefficient, share)
     offset = assemble(rest, constant)
     if offset.low is None or offset.high is None or offset.low // share != offset.high // share:
         return None
-    shift = offset.low // share
-    return whole + shift, offset - shift * share
+    floor = offset.low // share
+    return assemble(whole, shift + floor), assemble(rest, constant - floor * share)
 
 
 def _take_symbolic_multiples(a: IntExpr, b: IntExpr) -> _Reduction | None:
@@ -178,11 +199,11 @@ def _take_symbolic_multiples(a: IntExpr, b: IntExpr) -> _Reduction | None:
 def _take_symbolic_factor(a: IntExpr, b: IntExpr) -> _Reduction | None:
     """(s*x + y) // (s*m)  ->  x // m   if 0 <= y < s."""
     form = linear(b)
-    content = gcd(form[1], *form[0].values())
-    parts = _split_by_integer(a, content) if content > 1 else None
-    if parts is not None:
-        denominator = assemble({t: c // content for t, c in form[0].items()}, form[1] // content)
-        return _Reduction(_ZERO, parts[0], denominator, Const(content), parts[1])
+    split = _split_by_share(a, gcd(form[1], *form[0].values()))
+    if split is not None:
+        share, numerator, offset = split
+        denominator = assemble({t: c // share for t, c in form[0].items()}, form[1] // share)
+        return _Reduction(_ZERO, numerator, denominator, Const(share), offset)
     if isinstance(b, Add):
         return None
     for factor in dict.fromkeys(factors_of(b)):
@@ -202,7 +223,7 @@ def _split_by_atom(a: IntExpr, atom: IntExpr) -> tuple[IntExpr, IntExpr] | None:
 
 
 def _is_rest(offset: IntExpr, divisor: IntExpr) -> bool:
-    return is_nonnegative(offset) and is_nonnegative(divisor - 1 - offset)
+    return is_nonnegative(offset) and known_less(offset, divisor)
 
 
 def _divide_division(a: IntExpr, b: IntExpr) -> IntExpr | None:
@@ -236,18 +257,3 @@ def _unwrap_modulo(a: IntExpr, b: IntExpr) -> IntExpr | None:
         return None
     accumulate(terms, replaced, 1)
     return assemble(terms, constant)
-
-
-def exact_multiple(term: IntExpr, coefficient: int) -> tuple[IntExpr, int] | None:
-    """c * (x // k)  ->  (c/g) * (x // (k/g))   if k divides x and g = gcd(c, k) > 1."""
-    for position, atom in enumerate(factors_of(term)):
-        if not isinstance(atom, FloorDiv) or not isinstance(atom.denominator, Const):
-            continue
-        k = atom.denominator.value
-        share = gcd(coefficient, k)
-        if share == 1 or atom.numerator.divisor % k:
-            continue
-        others = factors_of(term)[:position] + factors_of(term)[position + 1 :]
-        rest = Mul(1, others) if len(others) > 1 else others[0] if others else _ONE
-        return rest * (atom.numerator // (k // share)), coefficient // share
-    return None

@@ -28,6 +28,8 @@ def scale(interval: Interval, factor: int) -> Interval:
 
 def multiply(left: Interval, right: Interval) -> Interval:
     """Range of a * b for independent a and b."""
+    if left[0] is not None and left[0] == left[1]:
+        return scale(right, left[0])
     corners = [_times(x, y) for x, y in product(_ends(left), _ends(right))]
     low, high = min(corners), max(corners)
     return None if low[0] else low[1], None if high[0] else high[1]

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import groupby
 from math import gcd
 from threading import Lock
 from typing import Any, ClassVar, TypeVar, cast, final
@@ -230,7 +230,8 @@ class Mul(IntExpr):
         _set(node, "factors", factors)
         interval: Interval = (coefficient, coefficient)
         divisor = abs(coefficient)
-        for factor, exponent in Counter(factors).items():
+        for factor, group in groupby(factors):
+            exponent = sum(1 for _ in group)
             power = intervals.power((factor.low, factor.high), exponent)
             interval = intervals.multiply(interval, power)
             divisor *= factor.divisor**exponent

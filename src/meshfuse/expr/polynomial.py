@@ -6,7 +6,7 @@ These functions never recombine divisions; simplify.py does, before it assembles
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable
 from math import gcd
 
 from meshfuse.expr.nodes import Add, Const, FloorDiv, IntExpr, Mul
@@ -67,16 +67,37 @@ def accumulate(into: Terms, terms: Terms, scale: int) -> None:
             into.pop(term, None)
 
 
+def scaled(form: tuple[Terms, int], scale: int) -> tuple[Terms, int]:
+    """scale * form for a scale that is not 0."""
+    return {term: scale * coefficient for term, coefficient in form[0].items()}, scale * form[1]
+
+
 def multiply(left: tuple[Terms, int], right: tuple[Terms, int]) -> tuple[Terms, int]:
     """The product of two linear forms, multiplied out."""
-    product: Terms = {}
-    accumulate(product, left[0], right[1])
-    accumulate(product, right[0], left[1])
+    terms: Terms = {}
+    accumulate(terms, left[0], right[1])
+    accumulate(terms, right[0], left[1])
     for a, x in left[0].items():
         for b, y in right[0].items():
             atoms = tuple(sorted(factors_of(a) + factors_of(b), key=lambda atom: atom.order))
-            accumulate(product, {product_of(atoms): 1}, x * y)
-    return product, left[1] * right[1]
+            accumulate(terms, {product_of(atoms): 1}, x * y)
+    return terms, left[1] * right[1]
+
+
+def product(factors: Iterable[IntExpr]) -> tuple[Terms, int]:
+    """The linear form of a product, 1 of nothing."""
+    coefficient = 1
+    form: tuple[Terms, int] | None = None
+    for factor in factors:
+        if isinstance(factor, Const):
+            coefficient *= factor.value
+        elif form is None:
+            form = linear(factor)
+        else:
+            form = multiply(form, linear(factor))
+    if form is None or coefficient == 0:
+        return {}, coefficient
+    return form if coefficient == 1 else scaled(form, coefficient)
 
 
 def divide_exactly(term: IntExpr, by: int) -> IntExpr:
@@ -86,10 +107,7 @@ def divide_exactly(term: IntExpr, by: int) -> IntExpr:
         share = gcd(atom.divisor, by)
         by //= share
         atoms.append(atom if share == 1 else atom // Const(share))
-    result: tuple[Terms, int] = ({}, 1)
-    for atom in atoms:
-        result = multiply(result, linear(atom))
-    return assemble(*result)
+    return assemble(*product(atoms))
 
 
 def divide(dividend: IntExpr, divisor: IntExpr) -> tuple[IntExpr, IntExpr]:
@@ -108,10 +126,10 @@ def divide(dividend: IntExpr, divisor: IntExpr) -> tuple[IntExpr, IntExpr]:
         monomial, coefficient = found
         quotient[monomial] = quotient.get(monomial, 0) + coefficient
         for atoms, scale in steps.items():
-            product = tuple(sorted(atoms + monomial, key=lambda atom: atom.order))
-            rest[product] = rest.get(product, 0) - coefficient * scale
-            if not rest[product]:
-                del rest[product]
+            merged = tuple(sorted(atoms + monomial, key=lambda atom: atom.order))
+            rest[merged] = rest.get(merged, 0) - coefficient * scale
+            if not rest[merged]:
+                del rest[merged]
     return _from_monomials(quotient), _from_monomials(rest)
 
 
@@ -153,11 +171,12 @@ def _find_multiple(
 
 def _remove(atoms: _Monomial, taken: _Monomial) -> _Monomial | None:
     """The multiset difference, None if `taken` is not contained."""
-    remaining = Counter(atoms)
-    remaining.subtract(taken)
-    if any(count < 0 for count in remaining.values()):
-        return None
-    return tuple(sorted(remaining.elements(), key=lambda atom: atom.order))
+    remaining = list(atoms)
+    for atom in taken:
+        if atom not in remaining:
+            return None
+        remaining.remove(atom)
+    return tuple(remaining)
 
 
 def truncating_quotient(dividend: int, divisor: int) -> int:

@@ -56,15 +56,16 @@ def _(e: Symbol, style: Style) -> _Printed:
 @_print.register
 def _(e: Add, style: Style) -> _Printed:
     positive = [_scaled(term, c, style) for term, c in e.terms if c > 0]
-    negative = [_scaled(term, -c, style) for term, c in e.terms if c < 0]
-    if e.constant > 0:
+    negated = [(term, c) for term, c in e.terms if c < 0]
+    has_no_c_negation = style == "c" and e.constant == -_INT64_LIMIT
+    if e.constant > 0 or has_no_c_negation:
         positive.append(_integer(e.constant, style))
-    if e.constant < 0 and (e.constant > -_INT64_LIMIT or style == "text"):
+    if not positive:
+        positive.append(_scaled(*negated.pop(0), style))
+    negative = [_scaled(term, -c, style) for term, c in negated]
+    if e.constant < 0 and not has_no_c_negation:
         negative.append(_integer(-e.constant, style))
-    elif e.constant < 0:
-        positive.append(_integer(e.constant, style))
-    head = " + ".join(positive) if positive else f"-{negative.pop(0)}"
-    return " - ".join([head, *negative]), _SUM
+    return " - ".join([" + ".join(positive), *negative]), _SUM
 
 
 @_print.register

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from meshfuse.expr.bounds import known_less_equal
 from meshfuse.expr.division import divide_floor, divide_modulo
 from meshfuse.expr.nodes import Const, IntExpr, IntLike, Max, Min, Symbol
-from meshfuse.expr.polynomial import Terms, accumulate, assemble, linear, multiply, settle
+from meshfuse.expr.polynomial import Terms, accumulate, assemble, linear, product, settle
 from meshfuse.expr.recombination import recombine
 
 
@@ -59,11 +59,7 @@ def add(*xs: IntLike) -> IntExpr:
 
 def mul(*xs: IntLike) -> IntExpr:
     """The product, 1 of nothing, multiplied out into a sum of products of atoms."""
-    terms: Terms = {}
-    constant = 1
-    for x in xs:
-        terms, constant = multiply((terms, constant), linear(as_expr(x)))
-    return _normalize(terms, constant)
+    return _normalize(*product(map(as_expr, xs)))
 
 
 def floordiv(a: IntLike, b: IntLike) -> IntExpr:

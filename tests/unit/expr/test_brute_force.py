@@ -1,4 +1,4 @@
-"""Random expressions agree with an evaluator that never simplifies, on every assignment in range."""
+"""Random expressions agree with an oracle that never simplifies, on every assignment in range."""
 
 from __future__ import annotations
 
