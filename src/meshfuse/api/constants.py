@@ -1,0 +1,65 @@
+"""Constants of a program: Python scalars rounded to an element type."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from meshfuse.base.dtypes import DataType, Scalar, is_floating, is_integral
+from meshfuse.base.errors import UserTypeError, UserValueError
+from meshfuse.ir import build
+from meshfuse.ir.ops import Literal
+
+_INTEGER_BITS = {DataType.Int: 64, DataType.Int32: 32}
+
+
+def constant(value: Scalar, dtype: DataType, call: object) -> Literal:
+    """`value` as an element of `dtype`: floats round to nearest even, float to integer truncates.
+
+    `call` restates the call in errors. UserValueError for what an integer type cannot hold.
+    """
+    if not isinstance(value, bool | int | float):
+        raise UserTypeError(f"{call}: a constant is a bool, int or float, got {value!r}")
+    if dtype is DataType.Bool:
+        return build.literal(bool(value), dtype)
+    if is_integral(dtype):
+        return build.literal(_truncate(value, dtype, call), dtype)
+    if is_floating(dtype):
+        return build.literal(_round(float(value), dtype), dtype)
+    raise UserTypeError(f"{call}: no constant has type {dtype!r}")
+
+
+def _truncate(value: Scalar, dtype: DataType, call: object) -> int:
+    limit = 1 << (_INTEGER_BITS[dtype] - 1)
+    if not math.isfinite(value) or not -limit <= int(value) < limit:
+        raise UserValueError(f"{call}: {value} does not fit into {dtype!r}")
+    return int(value)
+
+
+def _round(value: float, dtype: DataType) -> float:
+    match dtype:
+        case DataType.Float:
+            return _through(value, "<f")
+        case DataType.Half:
+            return _through(value, "<e")
+        case DataType.BFloat16:
+            return _round_to_bfloat16(value)
+        case _:
+            return value
+
+
+def _through(value: float, layout: str) -> float:
+    try:
+        return struct.unpack(layout, struct.pack(layout, value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def _round_to_bfloat16(value: float) -> float:
+    """The upper half of a float32, rounded to nearest even."""
+    single = _through(value, "<f")
+    if not math.isfinite(single):
+        return single
+    (bits,) = struct.unpack("<I", struct.pack("<f", single))
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return struct.unpack("<f", struct.pack("<I", rounded))[0]

@@ -1,0 +1,361 @@
+"""`fd.ops`: the operations of a program.
+
+Pointwise operations take TensorViews, Vals and Python scalars, by position; the others have named
+arguments. Dims count tensor axes, and negative ones count from the last. An operation refuses what
+it cannot do when it is called, with an error that restates the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, final, overload
+
+from meshfuse.api.constants import constant
+from meshfuse.api.recording import Call, Recording
+from meshfuse.api.tensor_view import (
+    TensorView,
+    Val,
+    Value,
+    apply_function,
+    recording_of,
+    scalar,
+    size_of,
+    tensor_view,
+    to_scalar_operand,
+)
+from meshfuse.base.dtypes import DataType, Scalar
+from meshfuse.base.errors import Unsupported, UserTypeError
+from meshfuse.expr.nodes import IntExpr
+from meshfuse.ir import build
+from meshfuse.ir.axes import ScalarName
+from meshfuse.ir.ops import Literal
+from meshfuse.ir.pointwise import SCALAR_FUNCTIONS
+from meshfuse.ir.program import Program
+
+ScalarValue = Val | Scalar
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UnaryFunction:
+    """A pointwise function of one operand: a TensorView gives a TensorView, a scalar a Val."""
+
+    name: str
+    recording: Recording | None
+
+    @overload
+    def __call__(self, x: TensorView, /) -> TensorView: ...
+    @overload
+    def __call__(self, x: ScalarValue, /) -> Val: ...
+    def __call__(self, x: Value, /) -> TensorView | Val:
+        return apply_function(self.name, (x,), self.recording)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BinaryFunction:
+    """A pointwise function of two operands: any TensorView among them gives a TensorView.
+
+    Operands of lower rank get leading broadcast axes; axes of static extent 1 stretch.
+    """
+
+    name: str
+    recording: Recording | None
+
+    @overload
+    def __call__(self, a: TensorView, b: Value, /) -> TensorView: ...
+    @overload
+    def __call__(self, a: Value, b: TensorView, /) -> TensorView: ...
+    @overload
+    def __call__(self, a: ScalarValue, b: ScalarValue, /) -> Val: ...
+    def __call__(self, a: Value, b: Value, /) -> TensorView | Val:
+        return apply_function(self.name, (a, b), self.recording)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TernaryFunction:
+    """A pointwise function of three operands: any TensorView among them gives a TensorView."""
+
+    name: str
+    recording: Recording | None
+
+    @overload
+    def __call__(self, a: TensorView, b: Value, c: Value, /) -> TensorView: ...
+    @overload
+    def __call__(self, a: Value, b: TensorView, c: Value, /) -> TensorView: ...
+    @overload
+    def __call__(self, a: Value, b: Value, c: TensorView, /) -> TensorView: ...
+    @overload
+    def __call__(self, a: ScalarValue, b: ScalarValue, c: ScalarValue, /) -> Val: ...
+    def __call__(self, a: Value, b: Value, c: Value, /) -> TensorView | Val:
+        return apply_function(self.name, (a, b, c), self.recording)
+
+
+@final
+class Operations:
+    """The operations: `fd.ops` is bound to `fd`, `meshfuse.ops` to what its operands belong to."""
+
+    def __init__(self, recording: Recording | None = None) -> None:
+        self._recording = recording
+        self.neg = UnaryFunction("neg", recording)
+        self.exp = UnaryFunction("exp", recording)
+        self.rsqrt = UnaryFunction("rsqrt", recording)
+        self.tanh = UnaryFunction("tanh", recording)
+        self.erf = UnaryFunction("erf", recording)
+        self.relu = UnaryFunction("relu", recording)
+        self.gelu = UnaryFunction("gelu", recording)
+        self.add = BinaryFunction("add", recording)
+        self.sub = BinaryFunction("sub", recording)
+        self.mul = BinaryFunction("mul", recording)
+        self.div = BinaryFunction("div", recording)
+        self.lt = BinaryFunction("lt", recording)
+        self.where = TernaryFunction("where", recording)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"fd.ops has no operation {name!r}; it has {', '.join(dir(self))}")
+
+    def __dir__(self) -> list[str]:
+        methods = [name for name in vars(Operations) if not name.startswith("_")]
+        return sorted([*SCALAR_FUNCTIONS, *methods])
+
+    # Copies and casts.
+
+    @overload
+    def set(self, x: TensorView, /) -> TensorView: ...
+    @overload
+    def set(self, x: ScalarValue, /) -> Val: ...
+    def set(self, x: Value, /) -> TensorView | Val:
+        """A copy. With different shardings on the two sides it is a communication."""
+        call = Call("fd.ops.set", (x,))
+        if isinstance(x, TensorView):
+            return self._tensor(call, x, lambda program: build.set_(program, x.name))
+        recording = self._recording_of(call, x)
+        return scalar(recording, to_scalar_operand(call, x))
+
+    @overload
+    def cast(self, arg: TensorView, dtype: DataType) -> TensorView: ...
+    @overload
+    def cast(self, arg: ScalarValue, dtype: DataType) -> Val: ...
+    def cast(self, arg: Value, dtype: DataType) -> TensorView | Val:
+        """Convert to `dtype`: floats round to nearest even, float to integer truncates."""
+        call = Call("fd.ops.cast", (arg,), {"dtype": dtype})
+        if not isinstance(dtype, DataType):
+            raise UserTypeError(f"{call}: dtype must be a DataType, got {type(dtype).__name__}")
+        if isinstance(arg, TensorView):
+            return self._tensor(call, arg, lambda program: build.cast(program, arg.name, dtype))
+        recording = self._recording_of(call, arg)
+        operand = to_scalar_operand(call, arg)
+        if not isinstance(operand, Literal):
+            raise Unsupported(f"{call}: only tensors and constants can be cast")
+        return scalar(recording, constant(operand.value, dtype, call))
+
+    # Axes.
+
+    def broadcast(self, arg: TensorView, is_broadcast_dim: Sequence[bool]) -> TensorView:
+        """Insert axes of extent 1 at the true entries; the false ones are the axes of `arg`."""
+        call = Call("fd.ops.broadcast", (arg,), {"is_broadcast_dim": is_broadcast_dim})
+        flags = _sequence(call, "is_broadcast_dim", is_broadcast_dim, bool)
+        return self._tensor(call, arg, lambda program: build.broadcast(program, arg.name, flags))
+
+    def broadcast_in_dim(
+        self, arg: TensorView, shape: Sequence[int | Val], broadcast_dims: Sequence[int]
+    ) -> TensorView:
+        """Axis k of `arg` becomes axis `broadcast_dims[k]` of `shape`; the rest repeats."""
+        call = Call(
+            "fd.ops.broadcast_in_dim", (arg,), {"shape": shape, "broadcast_dims": broadcast_dims}
+        )
+        sizes = _sizes(call, shape)
+        dims = _sequence(call, "broadcast_dims", broadcast_dims, int)
+        return self._tensor(
+            call, arg, lambda program: build.broadcast_in_dim(program, arg.name, sizes, dims)
+        )
+
+    def permute(self, arg: TensorView, dims: Sequence[int]) -> TensorView:
+        """Axis k of the result is axis `dims[k]` of `arg`."""
+        call = Call("fd.ops.permute", (arg,), {"dims": dims})
+        order = _sequence(call, "dims", dims, int)
+        return self._tensor(call, arg, lambda program: build.permute(program, arg.name, order))
+
+    def squeeze(self, arg: TensorView, dims: Sequence[int]) -> TensorView:
+        """Drop axes `dims`, which must have static extent 1."""
+        call = Call("fd.ops.squeeze", (arg,), {"dims": dims})
+        axes = _sequence(call, "dims", dims, int)
+        return self._tensor(call, arg, lambda program: build.squeeze(program, arg.name, axes))
+
+    def size(self, arg: TensorView, dim: int) -> Val:
+        """Global extent of axis `dim`."""
+        call = Call("fd.ops.size", (arg, dim))
+        self._recording_of(call, _tensor_argument(call, arg))
+        return size_of(call, arg, dim)
+
+    def shape(self, arg: TensorView, /) -> list[Val]:
+        """Global extents of all axes."""
+        call = Call("fd.ops.shape", (arg,))
+        self._recording_of(call, _tensor_argument(call, arg))
+        return arg.shape()
+
+    # Reductions.
+
+    def sum(
+        self,
+        arg: TensorView,
+        dims: int | Sequence[int] | None = None,
+        keepdim: bool = False,
+        dtype: DataType = DataType.Null,
+        *,
+        dim: int | None = None,
+    ) -> TensorView:
+        """Sum over `dims` (or the one `dim`; all axes if neither). Bool and Int32 give Int.
+
+        `dtype` converts before summing. 16-bit floats stay 16-bit, accumulated in float32.
+        """
+        return self._reduce("sum", arg, dims, dim, keepdim, dtype)
+
+    def max(
+        self,
+        arg: TensorView,
+        dims: int | Sequence[int] | None = None,
+        keepdim: bool = False,
+        dtype: DataType = DataType.Null,
+        *,
+        dim: int | None = None,
+    ) -> TensorView:
+        """Largest value over `dims` (or the one `dim`; all axes if neither); NaN wins.
+
+        `dtype` must stay Null.
+        """
+        return self._reduce("max", arg, dims, dim, keepdim, dtype)
+
+    def var_mean(
+        self, arg: TensorView, dims: Sequence[int], correction: int = 1, keepdim: bool = False
+    ) -> tuple[TensorView, TensorView]:
+        """Variance and mean over `dims`, in this order, in one sweep (Welford's)."""
+        keywords: dict[str, Any] = {"dims": dims}
+        keywords |= {"correction": correction} if correction != 1 else {}
+        keywords |= {"keepdim": True} if keepdim else {}
+        call = Call("fd.ops.var_mean", (arg,), keywords)
+        axes = _sequence(call, "dims", dims, int)
+        recording = self._recording_of(call, _tensor_argument(call, arg))
+
+        def define(program: Program) -> tuple[Program, tuple[str, str]]:
+            program, variance, mean = build.var_mean(program, arg.name, axes, correction, keepdim)
+            return program, (variance, mean)
+
+        variance, mean = recording.define(call, define)
+        return tensor_view(recording, variance), tensor_view(recording, mean)
+
+    def _reduce(
+        self,
+        function: str,
+        arg: TensorView,
+        dims: int | Sequence[int] | None,
+        dim: int | None,
+        keepdim: bool,
+        dtype: DataType,
+    ) -> TensorView:
+        keywords: dict[str, Any] = {}
+        keywords |= {"dims": dims} if dims is not None else {}
+        keywords |= {"dim": dim} if dim is not None else {}
+        keywords |= {"keepdim": True} if keepdim else {}
+        keywords |= {"dtype": dtype} if dtype is not DataType.Null else {}
+        call = Call(f"fd.ops.{function}", (arg,), keywords)
+        if dims is not None and dim is not None:
+            raise UserTypeError(f"{call}: takes dims or dim, not both")
+        _tensor_argument(call, arg)
+        wanted = dim if dims is None else dims
+        match wanted:
+            case None:
+                axes = None
+            case int() if not isinstance(wanted, bool):
+                axes = (wanted,)
+            case _:
+                axes = _sequence(call, "dims", wanted, int)
+        return self._tensor(
+            call,
+            arg,
+            lambda program: build.reduction(
+                program, function, arg.name, axes, keepdim, _dtype_or_none(dtype)
+            ),
+        )
+
+    # Contractions.
+
+    def linear(
+        self, arg1: TensorView, arg2: TensorView, bias: TensorView | None = None
+    ) -> TensorView:
+        """[*batch, k] times weight [*d, n, k] transposed, plus bias [*d, n]: [*d, *batch, n]."""
+        operands = (arg1, arg2) if bias is None else (arg1, arg2, bias)
+        call = Call("fd.ops.linear", (arg1, arg2), {} if bias is None else {"bias": bias})
+        for operand in operands:
+            self._recording_of(call, _tensor_argument(call, operand))
+        recording_of(call, operands)
+        bias_name = None if bias is None else bias.name
+        return self._tensor(
+            call, arg1, lambda program: build.linear(program, arg1.name, arg2.name, bias_name)
+        )
+
+    def matmul(self, arg1: TensorView, arg2: TensorView) -> TensorView:
+        """torch.matmul of operands of the same element type."""
+        call = Call("fd.ops.matmul", (arg1, arg2))
+        for operand in (arg1, arg2):
+            self._recording_of(call, _tensor_argument(call, operand))
+        recording_of(call, (arg1, arg2))
+        return self._tensor(call, arg1, lambda program: build.matmul(program, arg1.name, arg2.name))
+
+    def _tensor(
+        self, call: Call, arg: TensorView, verb: Callable[[Program], tuple[Program, str]]
+    ) -> TensorView:
+        recording = self._recording_of(call, _tensor_argument(call, arg))
+
+        def define(program: Program) -> tuple[Program, tuple[str]]:
+            program, name = verb(program)
+            return program, (name,)
+
+        (name,) = recording.define(call, define)
+        return tensor_view(recording, name)
+
+    def _recording_of(self, call: Call, arg: object) -> Recording:
+        return recording_of(call, (arg,), self._recording)
+
+
+def _tensor_argument(call: Call, arg: object) -> TensorView:
+    if not isinstance(arg, TensorView):
+        raise UserTypeError(f"{call}: takes a TensorView, got {type(arg).__name__}")
+    return arg
+
+
+def _dtype_or_none(dtype: DataType) -> DataType | None:
+    return None if dtype is DataType.Null else dtype
+
+
+def _sequence(call: Call, name: str, values: object, element: type) -> tuple[Any, ...]:
+    """A list argument, checked for its element type. Flags may not stand for numbers."""
+    wanted = f"{name} must be a list of {element.__name__}s"
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise UserTypeError(f"{call}: {wanted}, got {type(values).__name__}")
+    for value in values:
+        if type(value) is not element:
+            raise UserTypeError(f"{call}: {wanted}, got {value!r} among them")
+    return tuple(values)
+
+
+def _sizes(call: Call, shape: object) -> tuple[int | IntExpr | ScalarName, ...]:
+    if not isinstance(shape, Sequence) or isinstance(shape, str):
+        raise UserTypeError(f"{call}: shape must be a list, got {type(shape).__name__}")
+    return tuple(_size(call, size) for size in shape)
+
+
+def _size(call: Call, size: object) -> int | IntExpr | ScalarName:
+    """One entry of a shape: an int, or an integer Val."""
+    match size:
+        case int() if not isinstance(size, bool):
+            return size
+        case Val() if size.dtype() is DataType.Int:
+            operand = size.operand
+            return int(operand.value) if isinstance(operand, Literal) else operand
+        case Val():
+            raise UserTypeError(f"{call}: shape takes integers, got {size!r}")
+        case _:
+            raise UserTypeError(f"{call}: shape takes ints and Vals, got {type(size).__name__}")

@@ -1,0 +1,489 @@
+"""Handles: TensorView, IterDomain, Val. Each is a (recording, name) pair without other state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from meshfuse.api.recording import Call, Handle, Recording, source_name, to_source
+from meshfuse.base.dtypes import DataType, Scalar, dtype_of_value, is_integral
+from meshfuse.base.errors import UserError, UserTypeError
+from meshfuse.expr.nodes import Const, IntExpr
+from meshfuse.expr.simplify import as_expr
+from meshfuse.ir import axes, build, transforms
+from meshfuse.ir.axes import AxisKind, AxisName, ScalarName, TensorName
+from meshfuse.ir.describe import describe
+from meshfuse.ir.fusion import TensorDef
+from meshfuse.ir.mesh import DeviceMesh, ParallelType
+from meshfuse.ir.ops import Literal, Operand
+from meshfuse.ir.schedule import Schedule
+
+ScalarOperand = ScalarName | Literal | IntExpr
+
+
+class Arithmetic(Handle):
+    """Abstract: what the operators do. Comparison is `<` and `>` only: `==` stays identity."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Value) -> Any:
+        return apply_function("add", (self, other))
+
+    def __radd__(self, other: Value) -> Any:
+        return apply_function("add", (other, self))
+
+    def __sub__(self, other: Value) -> Any:
+        return apply_function("sub", (self, other))
+
+    def __rsub__(self, other: Value) -> Any:
+        return apply_function("sub", (other, self))
+
+    def __mul__(self, other: Value) -> Any:
+        return apply_function("mul", (self, other))
+
+    def __rmul__(self, other: Value) -> Any:
+        return apply_function("mul", (other, self))
+
+    def __truediv__(self, other: Value) -> Any:
+        return apply_function("div", (self, other))
+
+    def __rtruediv__(self, other: Value) -> Any:
+        return apply_function("div", (other, self))
+
+    def __neg__(self) -> Any:
+        return apply_function("neg", (self,))
+
+    def __lt__(self, other: Value) -> Any:
+        return apply_function("lt", (self, other))
+
+    def __gt__(self, other: Value) -> Any:
+        return apply_function("lt", (other, self))
+
+    def __bool__(self) -> bool:
+        raise UserTypeError(
+            f"bool({self.to_text()}): its value is known only when the program runs; "
+            "use fd.ops.where, or compare handles with `is`"
+        )
+
+
+@final
+class Val(Arithmetic):
+    """A scalar: a constant, a scalar input, the result of scalar arithmetic, or a size."""
+
+    __slots__ = ("operand",)
+    operand: ScalarOperand
+
+    def __init__(self, recording: Recording, operand: ScalarOperand) -> None:
+        self.recording = recording
+        self.operand = operand
+
+    def dtype(self) -> DataType:
+        match self.operand:
+            case Literal(_, dtype):
+                return dtype
+            case IntExpr():
+                return DataType.Int
+            case name:
+                return self.recording.program.fusion.scalars[name].dtype
+
+    def is_symbolic(self) -> bool:
+        """False for a constant."""
+        return not isinstance(self.operand, Literal | Const)
+
+    def is_tensor(self) -> bool:
+        return False
+
+    def to_source(self) -> str:
+        match self.operand:
+            case Literal(value, dtype) if dtype_of_value(value) is dtype:
+                return to_source(value)
+            case Literal(value, dtype):
+                return f"fd.define_scalar({to_source(value)}, dtype={dtype!r})"
+            case IntExpr():
+                return f"({self.recording.size_source(self.operand)})"
+            case name:
+                return source_name(name)
+
+    def to_text(self) -> str:
+        return str(self.operand.value if isinstance(self.operand, Literal) else self.operand)
+
+    def __repr__(self) -> str:
+        return describe(self.recording.program, self.operand)
+
+
+@final
+class TensorView(Arithmetic):
+    """A tensor of a definition.
+
+    The loop domain is the tensor's loop nest: its logical axes until `split`, `merge` or `reorder`
+    derive others. Axis numbers of the schedule methods count loop axes, reduced ones included, and
+    negative ones count from the last.
+    """
+
+    __slots__ = ("name",)
+    name: TensorName
+
+    def __init__(self, recording: Recording, name: TensorName) -> None:
+        self.recording = recording
+        self.name = name
+
+    # What it is.
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes that a torch tensor of this value has."""
+        return self._definition().ndim
+
+    def size(self, dim: int) -> Val:
+        """Global extent of tensor axis `dim`. UserError where there is no such axis."""
+        call = Call("size", (dim,), receiver=self)
+        return size_of(call, self, dim)
+
+    def shape(self) -> list[Val]:
+        """Global extents of the tensor axes."""
+        return [self.size(dim) for dim in range(self.ndim)]
+
+    def dtype(self) -> DataType:
+        return self._definition().dtype
+
+    def is_tensor(self) -> bool:
+        return True
+
+    def has_root(self) -> bool:
+        """True where the logical axes derive from other ones (reshape, rfactor)."""
+        return bool(self._definition().root)
+
+    def get_root_domain(self) -> list[IterDomain]:
+        """Empty where `has_root()` is False."""
+        return self._axes([axis.name for axis in self._definition().root])
+
+    def get_logical_domain(self) -> list[IterDomain]:
+        """The tensor axes, with reduced axes among them."""
+        return self._axes([axis.name for axis in self._definition().logical])
+
+    def get_loop_domain(self) -> list[IterDomain]:
+        return self._axes(self._schedule().leaves)
+
+    def domain(self) -> TensorDomain:
+        """The axes, for printing."""
+        return TensorDomain(self)
+
+    def axis(self, index: int) -> IterDomain:
+        """Loop axis number `index`."""
+        leaves = self._schedule().leaves
+        if not isinstance(index, int) or isinstance(index, bool):
+            raise UserTypeError(f"{self.name}.axis({index!r}): an axis number is an int")
+        if not -len(leaves) <= index < len(leaves):
+            raise UserError(
+                f"{self.name}.axis({index}): must lie in [-{len(leaves)}, {len(leaves)}); "
+                f"the loop axes are {self.domain()}"
+            )
+        return iter_domain(self, leaves[index])
+
+    # Its schedule.
+
+    def split(self, axis: int, factor: int, inner_split: bool = True) -> TensorView:
+        """Replace loop axis `axis` by (outer, inner).
+
+        `factor` is the extent of inner, or of outer if not `inner_split`; the other has the rest,
+        rounded up.
+        """
+        keywords = {} if inner_split else {"inner_split": False}
+        return self._split(Call("split", (axis, factor), keywords, self), axis, factor, inner_split)
+
+    def inner_split(self, axis: int, factor: int) -> TensorView:
+        """Replace loop axis `axis` by (outer, inner) with inner of extent `factor`."""
+        return self._split(Call("inner_split", (axis, factor), receiver=self), axis, factor, True)
+
+    def outer_split(self, axis: int, factor: int) -> TensorView:
+        """Replace loop axis `axis` by (outer, inner) with outer of extent `factor`."""
+        return self._split(Call("outer_split", (axis, factor), receiver=self), axis, factor, False)
+
+    def _split(self, call: Call, axis: int, factor: int, inner_split: bool) -> TensorView:
+        self.recording.change(
+            call,
+            lambda program: transforms.split(program, self.name, axis, factor, inner_split),
+        )
+        return self
+
+    def merge(self, axis_o: int, axis_i: int) -> TensorView:
+        """Replace two loop axes by one, at the place of `axis_o`, the more significant one."""
+        self.recording.change(
+            Call("merge", (axis_o, axis_i), receiver=self),
+            lambda program: transforms.merge(program, self.name, axis_o, axis_i),
+        )
+        return self
+
+    def reorder(self, order: Mapping[int, int]) -> TensorView:
+        """Move loop axis `old` to place `new` for each pair; the others keep their order."""
+        order = dict(order)
+        self.recording.change(
+            Call("reorder", (order,), receiver=self),
+            lambda program: transforms.reorder(program, self.name, order),
+        )
+        return self
+
+    def set_device_mesh(self, mesh: DeviceMesh) -> None:
+        """Place the tensor on a mesh: replicated, until loop axes are parallelized over mesh axes.
+
+        A tensor that has a mesh is annotated: propagation never changes it.
+        """
+        if not isinstance(mesh, DeviceMesh):
+            raise UserTypeError(
+                f"{self.name}.set_device_mesh({mesh!r}): takes a multidevice.DeviceMesh"
+            )
+        self.recording.change(
+            Call("set_device_mesh", (mesh,), receiver=self),
+            lambda program: transforms.set_device_mesh(program, self.name, mesh),
+        )
+
+    def set_allocation_domain(
+        self, ids: Sequence[IterDomain], new_contiguity: bool | Sequence[bool | None]
+    ) -> None:
+        """Lay the tensor out in memory with axes `ids`, slowest first.
+
+        `new_contiguity`: one flag for all axes, or one an axis. UserError unless `ids` is a
+        permutation of the logical axes.
+        """
+        call = Call("set_allocation_domain", (list(ids), new_contiguity), receiver=self)
+        for axis in ids:
+            if not isinstance(axis, IterDomain) or axis.tensor is not self:
+                raise UserError(f"{call}: takes axes of {self.name}")
+        names = tuple(axis.name for axis in ids)
+        self.recording.change(
+            call,
+            lambda program: transforms.set_allocation_domain(
+                program, self.name, names, new_contiguity
+            ),
+        )
+
+    # Printing.
+
+    def to_source(self) -> str:
+        return source_name(self.name)
+
+    def to_text(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        schedule = self._schedule()
+        definition = self._definition()
+        logical = tuple(axis.name for axis in definition.logical)
+        text = describe(self.recording.program, self.name)
+        if schedule.leaves != logical or schedule.bindings or len(logical) > definition.ndim:
+            text += f", loops {self.domain()}"
+        return text if schedule.mesh is None else f"{text} on {schedule.mesh}"
+
+    def _definition(self) -> TensorDef:
+        return self.recording.program.tensor(self.name)
+
+    def _schedule(self) -> Schedule:
+        return self.recording.program.schedule(self.name)
+
+    def _axes(self, names: Sequence[AxisName]) -> list[IterDomain]:
+        return [iter_domain(self, name) for name in names]
+
+
+@final
+class IterDomain(Handle):
+    """An axis of a tensor: logical, or derived by a split or merge."""
+
+    __slots__ = ("name", "tensor")
+    tensor: TensorView
+    name: AxisName
+
+    def __init__(self, tensor: TensorView, name: AxisName) -> None:
+        self.recording = tensor.recording
+        self.tensor = tensor
+        self.name = name
+
+    def is_reduction(self) -> bool:
+        return self._definition().kind is AxisKind.reduction
+
+    def is_broadcast(self) -> bool:
+        return self._definition().kind is AxisKind.broadcast
+
+    def extent(self) -> Val:
+        """Global extent."""
+        return scalar(self.recording, self._definition().extent)
+
+    def parallel_type(self) -> ParallelType:
+        return self.recording.program.schedule(self.tensor.name).binding(self.name)
+
+    def parallelize(self, parallel_type: ParallelType) -> None:
+        """Bind this loop axis to a mesh axis, the stream loop, or a parallelism of the kernel.
+
+        UserError for an axis that has been split or merged, one that is bound to another type, and
+        for a mesh axis that the tensor has already spent on another iteration axis.
+        """
+        if not isinstance(parallel_type, ParallelType):
+            raise UserTypeError(
+                f"{self.to_text()}.parallelize({parallel_type!r}): takes a ParallelType"
+            )
+        self.recording.change(
+            Call("parallelize", (parallel_type,), receiver=self),
+            lambda program: transforms.parallelize(
+                program, self.tensor.name, self.name, parallel_type
+            ),
+        )
+
+    def to_source(self) -> str:
+        leaves = self.recording.program.schedule(self.tensor.name).leaves
+        if self.name in leaves:
+            return f"{self.tensor.to_source()}.axis({leaves.index(self.name)})"
+        definition = self.recording.program.tensor(self.tensor.name)
+        logical = [axis.name for axis in definition.logical]
+        if self.name in logical:
+            return f"{self.tensor.to_source()}.get_logical_domain()[{logical.index(self.name)}]"
+        return self.name
+
+    def to_text(self) -> str:
+        return f"{self.tensor.name}'s axis {self.name}"
+
+    def __repr__(self) -> str:
+        return _describe_axis(self._definition(), self.parallel_type())
+
+    def _definition(self) -> axes.IterDomain:
+        return self.recording.program.all_axes(self.tensor.name)[self.name]
+
+
+@final
+class TensorDomain:
+    """The axes of a tensor as text: each loop axis with its extent and what it is bound to."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: TensorView) -> None:
+        self.tensor = tensor
+
+    def __repr__(self) -> str:
+        program, name = self.tensor.recording.program, self.tensor.name
+        schedule = program.schedule(name)
+        leaves = program.leaf_domains(name)
+        return (
+            f"[{', '.join(_describe_axis(leaf, schedule.binding(leaf.name)) for leaf in leaves)}]"
+        )
+
+
+Value = TensorView | Val | Scalar
+"""What a pointwise operation takes."""
+
+
+def tensor_view(recording: Recording, name: str) -> TensorView:
+    """The handle of a tensor."""
+    return recording.handle(name, lambda: TensorView(recording, TensorName(name)))
+
+
+def iter_domain(tensor: TensorView, name: AxisName) -> IterDomain:
+    """The handle of an axis."""
+    return tensor.recording.handle((tensor.name, name), lambda: IterDomain(tensor, name))
+
+
+def scalar(recording: Recording, operand: ScalarOperand) -> Val:
+    """The handle of a scalar. Constants have no name: each call makes another handle."""
+    if isinstance(operand, Literal):
+        return Val(recording, operand)
+    return recording.handle(("scalar", operand), lambda: Val(recording, operand))
+
+
+def size_of(call: Call, tensor: TensorView, dim: int) -> Val:
+    """Global extent of tensor axis `dim`."""
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise UserTypeError(f"{call}: dim must be an int, got {type(dim).__name__}")
+    ndim = tensor.ndim
+    if not -ndim <= dim < ndim:
+        raise UserError(f"{call}: dim must lie in [-{ndim}, {ndim}); the tensor is {tensor!r}")
+    axis = tensor.recording.program.tensor(tensor.name).tensor_axes[dim]
+    return scalar(tensor.recording, axis.extent)
+
+
+def recording_of(call: Call, values: Sequence[object], bound: Recording | None = None) -> Recording:
+    """`bound` or, without it, the recording that the handles among `values` belong to.
+
+    UserTypeError where there is neither, UserError for a handle of another definition.
+    """
+    handles = [value for value in values if isinstance(value, Handle)]
+    recording = handles[0].recording if bound is None and handles else bound
+    if recording is None:
+        raise UserTypeError(
+            f"{call}: takes at least one TensorView or Val; for Python scalars alone use fd.ops"
+        )
+    for handle in handles:
+        recording.own(call, handle)
+    return recording
+
+
+def to_operand(call: Call, value: object) -> Operand:
+    """What the IR reads for one argument of a pointwise operation."""
+    return value.name if isinstance(value, TensorView) else to_scalar_operand(call, value)
+
+
+def to_scalar_operand(call: Call, value: object) -> ScalarOperand:
+    """What the IR reads for a Val or a Python scalar."""
+    match value:
+        case Val():
+            return value.operand
+        case bool() | int() | float():
+            return build.literal(value)
+        case _:
+            raise UserTypeError(
+                f"{call}: takes TensorViews, Vals and Python scalars, got {type(value).__name__}; "
+                "torch tensors enter a program as its inputs (fd.from_pytorch or fd.define_tensor)"
+            )
+
+
+def apply_function(
+    function: str, values: Sequence[object], bound: Recording | None = None
+) -> TensorView | Val:
+    """Record a row of SCALAR_FUNCTIONS: a TensorView if any operand is one, else a Val.
+
+    `bound`: the definition that must own the operands, by default that of the first one.
+    """
+    call = Call(f"fd.ops.{function}", tuple(values))
+    recording = recording_of(call, values, bound)
+    operands = tuple(to_operand(call, value) for value in values)
+    size = _fold_sizes(function, operands)
+    if size is not None:
+        return scalar(recording, size)
+    (name,) = recording.define(
+        call, lambda program: _single(build.pointwise(program, function, operands))
+    )
+    if any(isinstance(value, TensorView) for value in values):
+        return tensor_view(recording, name)
+    return scalar(recording, ScalarName(name))
+
+
+def _single(built: tuple[Any, str]) -> tuple[Any, tuple[str]]:
+    program, name = built
+    return program, (name,)
+
+
+def _fold_sizes(function: str, operands: Sequence[Operand]) -> IntExpr | None:
+    """Arithmetic on sizes stays an expression in sizes, so that it may be a shape."""
+    if not any(isinstance(operand, IntExpr) for operand in operands):
+        return None
+    terms: list[IntExpr] = []
+    for operand in operands:
+        if isinstance(operand, IntExpr):
+            terms.append(operand)
+        elif isinstance(operand, Literal) and is_integral(operand.dtype):
+            terms.append(as_expr(int(operand.value)))
+        else:
+            return None
+    match function, terms:
+        case "add", [a, b]:
+            return a + b
+        case "sub", [a, b]:
+            return a - b
+        case "mul", [a, b]:
+            return a * b
+        case "neg", [a]:
+            return -a
+        case _:
+            return None
+
+
+def _describe_axis(axis: axes.IterDomain, binding: ParallelType) -> str:
+    kind = "" if axis.kind.is_tensor_axis else f" {axis.kind.name}"
+    bound = "" if binding == ParallelType.serial else f" {binding}"
+    return f"{axis.extent}{kind}{bound}"
