@@ -6,168 +6,84 @@ A statement is one line, with an optional block:
       statement
     }
 
-Fields made by `out_field` stand left of the equals sign, `op_field` supplies the op's name (otherwise the
-class name in snake case does), `rest_field` takes the remaining positional arguments, `block_field` is the
-block. Of the other fields, those without a default are positional and those with one are keywords, left
-out when they hold the default. Values print by their declared type; a value dataclass prints as
-`Name(positional, keyword=value)`. `parse(print(x)) == x` for whatever is made of registered types.
+Fields of type `Out[...]` stand left of the equals sign, one with `OpNames` supplies the op's name
+(otherwise the class name in snake case does, less a final "statement"), a `Rest[...]` takes the
+remaining positional arguments, a `Block[...]` is the block. Of the other fields, those without a
+default are positional and those with one are keywords, left out when they hold the default.
+
+Values print by their declared type: names bare, strings quoted, enums by value, tuples in [],
+mappings in {}, None as `none`, and a dataclass as `Name(positional, keyword=value)`.
+`parse(print(x)) == x` for whatever is made of such types and of those that have a codec.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, cast, final
+from typing import Annotated, Any, Final, TypeAlias, TypeVar, cast, final
 
-_ROLE: Final = "text"
-_NAMES: Final = "text_names"
+from meshfuse.base.codecs import BASIC_CODECS, NAME_CODEC, Codec, enum_codec, raw_codec
+from meshfuse.base.cursor import Cursor, TextError
+
+__all__ = [
+    "Block",
+    "Codec",
+    "Cursor",
+    "Grammar",
+    "OpNames",
+    "Out",
+    "Rest",
+    "TextError",
+    "raw_codec",
+]
+
 _INDENT: Final = "  "
-_CLOSERS: Final = ",)]}"
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-_NUMBER = re.compile(r"-?(inf|nan|\d+(\.\d*)?([eE][-+]?\d+)?)")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
-def out_field() -> Any:
-    """A name that the statement defines: printed left of the equals sign."""
-    return dataclasses.field(metadata={_ROLE: "out"})
-
-
-def op_field(names: Collection[str]) -> Any:
-    """The statement's printed name, one of `names`."""
-    return dataclasses.field(metadata={_ROLE: "op", _NAMES: tuple(names)})
-
-
-def rest_field() -> Any:
-    """A tuple that takes all remaining positional arguments."""
-    return dataclasses.field(metadata={_ROLE: "rest"})
-
-
-def block_field() -> Any:
-    """A tuple of statements, printed between braces."""
-    return dataclasses.field(metadata={_ROLE: "block"})
-
-
-class TextError(ValueError):
-    """Text that does not parse: says line, column and what was expected."""
+_T = TypeVar("_T")
 
 
 @final
-@dataclass(slots=True)
-class Cursor:
-    """A place in a text being parsed."""
+class _Role(Enum):
+    out = "out"
+    rest = "rest"
+    block = "block"
 
-    text: str
-    position: int = 0
 
-    def fail(self, expected: str) -> TextError:
-        before = self.text[: self.position]
-        line, column = before.count("\n") + 1, self.position - (before.rfind("\n") + 1) + 1
-        found = self.text[self.position : self.position + 20].split("\n")[0] or "end of line"
-        return TextError(f"line {line}, column {column}: expected {expected}, found {found!r}")
-
-    def skip_spaces(self) -> None:
-        while self.text.startswith(" ", self.position):
-            self.position += 1
-
-    def skip_blank(self) -> None:
-        """Skip spaces, newlines and # comments."""
-        while self.position < len(self.text):
-            if self.text[self.position] == "#":
-                end = self.text.find("\n", self.position)
-                self.position = len(self.text) if end < 0 else end
-            elif self.text[self.position].isspace():
-                self.position += 1
-            else:
-                return
-
-    def looking_at(self, token: str) -> bool:
-        self.skip_spaces()
-        return self.text.startswith(token, self.position)
-
-    def accept(self, token: str) -> bool:
-        if not self.looking_at(token):
-            return False
-        self.position += len(token)
-        return True
-
-    def expect(self, token: str) -> None:
-        if not self.accept(token):
-            raise self.fail(repr(token))
-
-    def match(self, pattern: re.Pattern[str]) -> str | None:
-        self.skip_spaces()
-        found = pattern.match(self.text, self.position)
-        if found is None:
-            return None
-        self.position = found.end()
-        return found.group()
-
-    def identifier(self, expected: str = "a name") -> str:
-        name = self.match(_IDENTIFIER)
-        if name is None:
-            raise self.fail(expected)
-        return name
-
-    def raw(self) -> str:
-        """The text up to the next comma or closing bracket that is not inside brackets, or the line's end."""
-        self.skip_spaces()
-        start, depth = self.position, 0
-        while self.position < len(self.text):
-            char = self.text[self.position]
-            if char == "\n" or (depth == 0 and char in _CLOSERS):
-                break
-            depth += (char in "([{") - (char in ")]}")
-            self.position += 1
-        return self.text[start : self.position].rstrip()
-
-    def at_value_end(self) -> bool:
-        self.skip_spaces()
-        return self.position >= len(self.text) or self.text[self.position] in _CLOSERS + "\n:"
+Out: TypeAlias = Annotated[_T, _Role.out]
+"""A name that the statement defines: printed left of the equals sign."""
+Rest: TypeAlias = Annotated[_T, _Role.rest]
+"""A tuple that takes all remaining positional arguments."""
+Block: TypeAlias = Annotated[_T, _Role.block]
+"""A tuple of statements, printed between braces."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Codec:
-    """How values of one type print and parse. `wrapped` values stand in parentheses where other types may stand too."""
+class OpNames:
+    """`Annotated[str, OpNames(names)]`: the statement's printed name, one of `names`."""
 
-    render: Callable[[Any], str]
-    parse: Callable[[Cursor], Any]
-    wrapped: bool = False
-
-
-def raw_codec(render: Callable[[Any], str], parse: Callable[[str], Any]) -> Codec:
-    """A codec for a sub-language of its own, such as integer expressions: takes everything to the next delimiter."""
-
-    def parse_raw(cursor: Cursor) -> Any:
-        start = cursor.position
-        try:
-            return parse(cursor.raw())
-        except ValueError as error:
-            cursor.position = start
-            raise cursor.fail(f"an expression ({error})") from error
-
-    return Codec(render, parse_raw, wrapped=True)
+    names: Collection[str]
 
 
 @final
 class Grammar:
     """Printer and parser for a set of statement classes.
 
-    `statements` may stand on a line; `codecs` say how further types print. Value dataclasses and enums
-    need no registration: their types are found in the fields.
+    `statements` may stand on a line; `codecs` say how further types print. Value dataclasses and
+    enums need no registration: their types are found in the fields. Raises TypeError for two
+    classes with one op name.
     """
 
     def __init__(
         self, statements: Sequence[type], codecs: Mapping[type, Codec] | None = None
     ) -> None:
-        self._codecs: dict[Any, Codec] = {**_BASIC_CODECS, **(codecs or {})}
+        self._codecs: dict[Any, Codec] = {**BASIC_CODECS, **(codecs or {})}
         self._by_op: dict[str, type] = {}
         for cls in statements:
             for name in _op_names(cls):
@@ -208,11 +124,7 @@ class Grammar:
         if origin in (typing.Union, types.UnionType):
             return self._render_in_union(value, args)
         if origin is tuple:
-            hints = (
-                [args[0]] * len(cast(tuple[object, ...], value)) if args[-1] is Ellipsis else args
-            )
-            items = zip(cast(tuple[object, ...], value), hints, strict=True)
-            return "[" + ", ".join(self.render(item, of) for item, of in items) + "]"
+            return self._render_tuple(cast(tuple[object, ...], value), args)
         if origin is not None and issubclass(origin, Mapping):
             pairs = cast(Mapping[object, object], value).items()
             inside = (f"{self.render(k, args[0])}: {self.render(v, args[1])}" for k, v in pairs)
@@ -222,19 +134,22 @@ class Grammar:
             return codec.render(value)
         return f"{type(value).__name__}({self._render_arguments(value, _shape_of(type(value)))})"
 
+    def _render_tuple(self, items: tuple[object, ...], hints: Sequence[Any]) -> str:
+        each = [hints[0]] * len(items) if hints[-1] is Ellipsis else hints
+        texts = [self.render(item, of) for item, of in zip(items, each, strict=True)]
+        return "[" + ", ".join(texts) + "]"
+
     def _render_in_union(self, value: object, alternatives: Sequence[Any]) -> str:
         for hint in alternatives:
             if _is_instance(value, hint):
-                codec = self._codec_for(hint)
                 text = self.render(value, hint)
-                many = len([a for a in alternatives if a is not types.NoneType]) > 1
-                return f"({text})" if codec is not None and codec.wrapped and many else text
+                return f"({text})" if self._is_wrapped(hint, alternatives) else text
         raise TypeError(f"{value!r} is none of {alternatives}")
 
     # Parsing.
 
     def parse(self, text: str) -> Any:
-        """The one statement that `text` holds."""
+        """The one statement that `text` holds. Raises TextError."""
         cursor = Cursor(text)
         statement = self._parse_statement(cursor)
         cursor.skip_blank()
@@ -243,8 +158,13 @@ class Grammar:
         return statement
 
     def parse_value(self, text: str, hint: Any) -> Any:
-        """The value declared as `hint` that `text` holds."""
-        return self._parse_value(Cursor(text), hint)
+        """The value declared as `hint` that `text` holds. Raises TextError."""
+        cursor = Cursor(text)
+        value = self._parse_value(cursor, hint)
+        cursor.skip_blank()
+        if cursor.position < len(text):
+            raise cursor.fail("the end of the text")
+        return value
 
     def _parse_statement(self, cursor: Cursor) -> object:
         cursor.skip_blank()
@@ -254,16 +174,16 @@ class Grammar:
             names.append(cursor.identifier())
         outs: list[str] = []
         if cursor.accept("="):
+            cursor.skip_spaces()
             outs, start = names, cursor.position
             names = [cursor.identifier("an op")]
         cls = self._by_op.get(names[0])
         if cls is None or len(names) > 1:
-            cursor.position = start
-            raise cursor.fail(f"an op, one of {', '.join(sorted(self._by_op))}")
+            raise cursor.fail(f"an op, one of {', '.join(sorted(self._by_op))}", at=start)
         shape = _shape_of(cls)
         if len(outs) != len(shape.outs):
-            cursor.position = start
-            raise cursor.fail(f"{len(shape.outs)} names before '=' for {names[0]}, not {len(outs)}")
+            expected = f"{len(shape.outs)} names before '=' for {names[0]}, not {len(outs)}"
+            raise cursor.fail(expected, at=start)
         fields: dict[str, object] = dict(zip(shape.outs, outs, strict=True))
         if shape.op is not None:
             fields[shape.op] = names[0]
@@ -271,6 +191,8 @@ class Grammar:
         fields |= self._parse_arguments(cursor, shape, names[0])
         if shape.block is not None:
             fields[shape.block] = self._parse_block(cursor)
+        if not cursor.at_line_end():
+            raise cursor.fail("the end of the line")
         return cls(**fields)
 
     def _parse_block(self, cursor: Cursor) -> tuple[object, ...]:
@@ -290,12 +212,14 @@ class Grammar:
         while not cursor.accept(")"):
             if fields or rest:
                 cursor.expect(",")
-            keyword = self._accept_keyword(cursor)
+            cursor.skip_spaces()
+            start = cursor.position
+            keyword = _accept_keyword(cursor)
             if keyword is not None:
-                if keyword not in shape.keywords:
-                    raise cursor.fail(
-                        f"a keyword of {op}, one of {', '.join(shape.keywords) or 'none'}"
-                    )
+                if keyword not in shape.keywords or keyword in fields:
+                    free = [name for name in shape.keywords if name not in fields]
+                    expected = f"a keyword of {op}, one of {', '.join(free) or 'none'}"
+                    raise cursor.fail(expected, at=start)
                 fields[keyword] = self._parse_value(cursor, shape.hints[keyword])
             elif pending:
                 name = pending.pop(0)
@@ -305,47 +229,44 @@ class Grammar:
             else:
                 raise cursor.fail(f"')': {op} takes {len(shape.positional)} positional arguments")
         if pending:
-            raise cursor.fail(f"{op}'s argument {pending[0]}")
+            raise cursor.fail(f"{op}'s argument {pending[0]}", at=cursor.position - 1)
         if shape.rest is not None:
             fields[shape.rest] = tuple(rest)
         return fields
-
-    def _accept_keyword(self, cursor: Cursor) -> str | None:
-        start = cursor.position
-        name = cursor.match(_IDENTIFIER)
-        if name is not None and cursor.looking_at("=") and not cursor.looking_at("=="):
-            cursor.expect("=")
-            return name
-        cursor.position = start
-        return None
 
     def _parse_value(self, cursor: Cursor, hint: Any) -> Any:
         origin, args = typing.get_origin(hint), typing.get_args(hint)
         if origin in (typing.Union, types.UnionType):
             return self._parse_union(cursor, args)
         if origin is tuple:
-            hints = None if args[-1] is Ellipsis else args
-            return tuple(self._parse_items(cursor, args[0], hints))
+            return tuple(self._parse_items(cursor, args))
         if origin is not None and issubclass(origin, Mapping):
             return self._parse_mapping(cursor, args[0], args[1])
         codec = self._codec_for(hint)
         if codec is not None:
             return codec.parse(cursor)
-        name = cursor.identifier(hint.__name__)
-        if name != hint.__name__:
-            raise cursor.fail(hint.__name__)
+        cursor.skip_spaces()
+        start = cursor.position
+        if cursor.accept_identifier() != hint.__name__:
+            raise cursor.fail(hint.__name__, at=start)
         cursor.expect("(")
-        return hint(**self._parse_arguments(cursor, _shape_of(hint), name))
+        return hint(**self._parse_arguments(cursor, _shape_of(hint), hint.__name__))
 
-    def _parse_items(
-        self, cursor: Cursor, element: Any, hints: Sequence[Any] | None
-    ) -> list[object]:
+    def _parse_items(self, cursor: Cursor, hints: Sequence[Any]) -> list[object]:
+        """A bracketed list; `hints` are the arguments of its tuple type."""
         cursor.expect("[")
         items: list[object] = []
+        fixed = None if hints[-1] is Ellipsis else len(hints)
         while not cursor.accept("]"):
+            if len(items) == fixed:
+                raise cursor.fail(f"']' after {fixed} items")
             if items:
                 cursor.expect(",")
-            items.append(self._parse_value(cursor, hints[len(items)] if hints else element))
+            items.append(
+                self._parse_value(cursor, hints[0] if fixed is None else hints[len(items)])
+            )
+        if fixed is not None and len(items) < fixed:
+            raise cursor.fail(f"{fixed} items, not {len(items)}", at=cursor.position - 1)
         return items
 
     def _parse_mapping(self, cursor: Cursor, key: Any, value: Any) -> dict[object, object]:
@@ -360,42 +281,64 @@ class Grammar:
         return pairs
 
     def _parse_union(self, cursor: Cursor, alternatives: Sequence[Any]) -> object:
-        """The first alternative that takes the text up to a delimiter; names come last, as they take most."""
+        """The first alternative that takes the text up to a delimiter.
+
+        Names come last, as they take most. The error is that of the alternative that got furthest.
+        """
+        cursor.skip_spaces()
         start = cursor.position
-        if types.NoneType in alternatives and cursor.match(_IDENTIFIER) == "none":
+        if types.NoneType in alternatives and cursor.accept_identifier() == "none":
             return None
-        cursor.position = start
-        real = [a for a in alternatives if a is not types.NoneType]
-        errors: list[TextError] = []
-        for hint in sorted(real, key=lambda a: hasattr(a, "__supertype__")):
+        real = sorted((a for a in alternatives if a is not types.NoneType), key=_is_name)
+        furthest, furthest_error = start, None
+        for hint in real:
             cursor.position = start
-            codec = self._codec_for(hint)
-            wrapped = codec is not None and codec.wrapped and len(real) > 1
             try:
-                if wrapped:
-                    cursor.expect("(")
-                value = self._parse_value(cursor, hint)
-                if wrapped:
-                    cursor.expect(")")
-                if not cursor.at_value_end():
-                    raise cursor.fail("the end of the value")
-                return value
+                return self._parse_alternative(cursor, hint, alternatives)
             except TextError as error:
-                errors.append(error)
-        cursor.position = start
-        if len(errors) == 1:
-            raise errors[0]
-        raise cursor.fail(" or ".join(_hint_name(a) for a in real))
+                if cursor.position > furthest or len(real) == 1:
+                    furthest, furthest_error = cursor.position, error
+        cursor.position = furthest
+        if furthest_error is not None:
+            raise furthest_error
+        raise cursor.fail(" or ".join(dict.fromkeys(map(_hint_name, real))))
+
+    def _parse_alternative(self, cursor: Cursor, hint: Any, alternatives: Sequence[Any]) -> object:
+        wrapped = self._is_wrapped(hint, alternatives)
+        if wrapped:
+            cursor.expect("(")
+        value = self._parse_value(cursor, hint)
+        if wrapped:
+            cursor.expect(")")
+        if not cursor.at_value_end():
+            raise cursor.fail("the end of the value")
+        return value
+
+    def _is_wrapped(self, hint: Any, alternatives: Sequence[Any]) -> bool:
+        codec = self._codec_for(hint)
+        others = [a for a in alternatives if a is not hint and a is not types.NoneType]
+        return codec is not None and codec.wrapped and bool(others)
 
     def _codec_for(self, hint: Any) -> Codec | None:
         codec = self._codecs.get(hint)
         if codec is not None:
             return codec
-        if hasattr(hint, "__supertype__"):
-            return _NAME_CODEC
+        if _is_name(hint):
+            return NAME_CODEC
         if isinstance(hint, type) and issubclass(hint, Enum):
-            return _enum_codec(hint)
+            self._codecs[hint] = enum_codec(hint)
+            return self._codecs[hint]
         return None
+
+
+def _accept_keyword(cursor: Cursor) -> str | None:
+    start = cursor.position
+    name = cursor.accept_identifier()
+    if name is not None and cursor.looking_at("=") and not cursor.looking_at("=="):
+        cursor.expect("=")
+        return name
+    cursor.position = start
+    return None
 
 
 # Shapes: what a dataclass' fields are in text.
@@ -424,23 +367,38 @@ def _shape_of(cls: type) -> _Shape:
 
 def _make_shape(cls: type) -> _Shape:
     if not dataclasses.is_dataclass(cls):
-        raise TypeError(f"{cls.__name__} is no dataclass and has no codec")
-    fields = dataclasses.fields(cls)
-    roles = {f.name: f.metadata.get(_ROLE) for f in fields}
+        raise TypeError(f"{_hint_name(cls)} is no dataclass and has no codec")
+    roles = _roles_of(cls)
+    plain = [f for f in dataclasses.fields(cls) if f.name not in roles]
 
-    def only(role: str) -> str | None:
-        return next((name for name, found in roles.items() if found == role), None)
+    def names_with(role: object) -> tuple[str, ...]:
+        return tuple(name for name, found in roles.items() if found == role)
 
-    plain = [f for f in fields if roles[f.name] is None]
     return _Shape(
-        outs=tuple(name for name, role in roles.items() if role == "out"),
-        op=only("op"),
+        outs=names_with(_Role.out),
+        op=next((name for name, role in roles.items() if isinstance(role, OpNames)), None),
         positional=tuple(f.name for f in plain if not _has_default(f)),
-        rest=only("rest"),
-        block=only("block"),
+        rest=next(iter(names_with(_Role.rest)), None),
+        block=next(iter(names_with(_Role.block)), None),
         keywords={f.name: _default(f) for f in plain if _has_default(f)},
         hints=typing.get_type_hints(cls),
     )
+
+
+def _roles_of(cls: type) -> dict[str, _Role | OpNames]:
+    """The fields that have a role in the statement's form."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    marks = {name: getattr(hints[name], "__metadata__", ()) for name in _field_names(cls)}
+    return {
+        name: mark
+        for name, found in marks.items()
+        for mark in found
+        if isinstance(mark, _Role | OpNames)
+    }
+
+
+def _field_names(cls: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:
@@ -454,84 +412,32 @@ def _default(field: dataclasses.Field[Any]) -> object:
     return field.default
 
 
-def _op_names(cls: type) -> tuple[str, ...]:
-    for field in dataclasses.fields(cls):
-        if field.metadata.get(_ROLE) == "op":
-            return field.metadata[_NAMES]
-    return (_snake(cls.__name__),)
+def _op_names(cls: type) -> Collection[str]:
+    given = [role for role in _roles_of(cls).values() if isinstance(role, OpNames)]
+    return given[0].names if given else (_snake(cls.__name__),)
 
 
 def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return words.removesuffix("_statement")
+
+
+def _is_name(hint: Any) -> bool:
+    """Whether `hint` is a NewType: names are NewTypes of str."""
+    return hasattr(hint, "__supertype__")
 
 
 def _hint_name(hint: Any) -> str:
-    return getattr(hint, "__name__", str(hint))
+    return "a name" if _is_name(hint) else str(getattr(hint, "__name__", hint))
 
 
 def _is_instance(value: object, hint: Any) -> bool:
     if hint is types.NoneType:
         return value is None
-    if hasattr(hint, "__supertype__"):
+    if _is_name(hint):
         return isinstance(value, hint.__supertype__)
     origin = typing.get_origin(hint)
     wanted = origin if origin is not None else hint
     if isinstance(value, bool) and wanted in (int, float):
         return False
     return isinstance(value, wanted)
-
-
-# Codecs of the basic types.
-
-
-def _parse_bool(cursor: Cursor) -> bool:
-    word = cursor.match(_IDENTIFIER)
-    if word not in ("true", "false"):
-        raise cursor.fail("true or false")
-    return word == "true"
-
-
-def _parse_int(cursor: Cursor) -> int:
-    start = cursor.position
-    word = cursor.match(_NUMBER)
-    if word is None or not word.lstrip("-").isdigit():
-        cursor.position = start
-        raise cursor.fail("an integer")
-    return int(word)
-
-
-def _parse_float(cursor: Cursor) -> float:
-    word = cursor.match(_NUMBER)
-    if word is None:
-        raise cursor.fail("a number")
-    return float(word)
-
-
-def _parse_string(cursor: Cursor) -> str:
-    word = cursor.match(_STRING)
-    if word is None:
-        raise cursor.fail("a string in double quotes")
-    return json.loads(word)
-
-
-def _enum_codec(enum: type[Enum]) -> Codec:
-    by_text = {str(member.value): member for member in enum}
-
-    def parse(cursor: Cursor) -> Enum:
-        start = cursor.position
-        word = cursor.match(_IDENTIFIER)
-        if word not in by_text:
-            cursor.position = start
-            raise cursor.fail(f"one of {', '.join(by_text)}")
-        return by_text[word]
-
-    return Codec(lambda member: str(member.value), parse)
-
-
-_NAME_CODEC: Final = Codec(str, Cursor.identifier)
-_BASIC_CODECS: Final[dict[type, Codec]] = {
-    bool: Codec(lambda value: "true" if value else "false", _parse_bool),
-    int: Codec(str, _parse_int),
-    float: Codec(repr, _parse_float),
-    str: Codec(lambda value: json.dumps(value, ensure_ascii=False), _parse_string),
-}

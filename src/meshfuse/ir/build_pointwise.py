@@ -50,7 +50,8 @@ def _cast_zero_dim(
     program: Program, function: str, args: Sequence[Operand]
 ) -> tuple[Program, Sequence[Operand]]:
     """Cast the 0-dim tensors that promotion ranks below others: with inserted axes it would not."""
-    values = args[1:] if SCALAR_FUNCTIONS[function].rule is ResultRule.select else args
+    first = 1 if SCALAR_FUNCTIONS[function].rule is ResultRule.select else 0
+    values = args[first:]
     tensors = [tensor for arg in values if (tensor := as_tensor(program, arg)) is not None]
     outranked = [tensor for tensor in tensors if not program.tensor(tensor).logical]
     if len(outranked) == len(tensors):
@@ -61,7 +62,7 @@ def _cast_zero_dim(
     for tensor in dict.fromkeys(outranked):
         if program.tensor(tensor).dtype is not promoted:
             program, casts[tensor] = cast(program, tensor, dtype)
-    return program, [casts.get(arg, arg) if arg in values else arg for arg in args]
+    return program, [*args[:first], *(casts.get(arg, arg) for arg in values)]
 
 
 def cast(program: Program, src: TensorName, dtype: DataType) -> tuple[Program, TensorName]:

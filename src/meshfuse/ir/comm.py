@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from meshfuse.base.text import out_field
+from meshfuse.base.text import Out
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.ops import UnaryExpr
@@ -27,7 +27,7 @@ class Communication(UnaryExpr):
 class AllGather(Communication):
     """`src` holds block k of tensor axis `axis` on the k-th rank of the team; `out` holds all blocks everywhere."""
 
-    out: TensorName = out_field()
+    out: Out[TensorName]
     src: TensorName
     mesh_axis: ParallelType
     axis: int
@@ -38,7 +38,7 @@ class AllGather(Communication):
 class AllReduce(Communication):
     """`src` is partial over `mesh_axis`; `out` is the reduction (a row of REDUCTION_FUNCTIONS) on every rank."""
 
-    out: TensorName = out_field()
+    out: Out[TensorName]
     src: TensorName
     mesh_axis: ParallelType
     function: str = "sum"
@@ -49,7 +49,7 @@ class AllReduce(Communication):
 class ReduceScatter(Communication):
     """`src` is partial over `mesh_axis`; the k-th rank of the team gets block k, along `axis`, of the reduction."""
 
-    out: TensorName = out_field()
+    out: Out[TensorName]
     src: TensorName
     mesh_axis: ParallelType
     axis: int
@@ -61,7 +61,7 @@ class ReduceScatter(Communication):
 class LocalSlice(Communication):
     """`src` is replicated along `mesh_axis`; the k-th rank keeps block k of `axis`. A view: nothing moves."""
 
-    out: TensorName = out_field()
+    out: Out[TensorName]
     src: TensorName
     mesh_axis: ParallelType
     axis: int

@@ -65,8 +65,8 @@ class Output:
 class Fusion:
     """Tensors and scalars by name, expressions in an order that defines before use, inputs and outputs in call order."""
 
-    tensors: Mapping[TensorName, TensorDef] = field(default_factory=dict)
-    scalars: Mapping[ScalarName, ScalarDef] = field(default_factory=dict)
+    tensors: Mapping[TensorName, TensorDef] = field(default_factory=dict[TensorName, TensorDef])
+    scalars: Mapping[ScalarName, ScalarDef] = field(default_factory=dict[ScalarName, ScalarDef])
     exprs: tuple[Expr, ...] = ()
     inputs: tuple[TensorName | ScalarName, ...] = ()
     outputs: tuple[Output, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, Protocol, cast, final, runtime_checkable
 
 from meshfuse.base.errors import UserError, UserTypeError
 
@@ -146,15 +146,27 @@ class DeviceMesh:
         return str(self)
 
 
+@runtime_checkable
+class ArrayLike(Protocol):
+    """Arrays of torch and numpy, without importing either."""
+
+    def tolist(self) -> object: ...
+
+
 def make_mesh(devices: object, names: Sequence[str] = ()) -> DeviceMesh:
     """Build a mesh from a nested list, a range, or anything with `.tolist()`.
 
-    Raises UserError for an empty or ragged nest, a repeated rank, or a wrong number of names.
+    Raises UserError for a bare number, an empty or ragged nest, a repeated or negative rank, or a
+    wrong number of names; UserTypeError for what are no integers.
     """
-    nest: Any = devices.tolist() if hasattr(devices, "tolist") else devices  # type: ignore[attr-defined]  # torch and numpy, without importing either
+    nest = devices.tolist() if isinstance(devices, ArrayLike) else devices
     shape, ids = _flatten(nest, devices)
+    if not shape:
+        raise UserError(f"DeviceMesh({devices}): a mesh is a list of ranks")
     if not ids:
         raise UserError(f"DeviceMesh({devices}): a mesh needs at least one rank")
+    if min(ids) < 0:
+        raise UserError(f"DeviceMesh({devices}): a rank must not be negative")
     if len(set(ids)) != len(ids):
         raise UserError(f"DeviceMesh({devices}): each rank may stand once; got {ids}")
     if names and len(names) != len(shape):
@@ -164,14 +176,14 @@ def make_mesh(devices: object, names: Sequence[str] = ()) -> DeviceMesh:
     return DeviceMesh(ids, shape, tuple(names) or ("",) * len(shape))
 
 
-def _flatten(nest: Any, devices: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _flatten(nest: object, devices: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if isinstance(nest, int) and not isinstance(nest, bool):
         return (), (nest,)
     if not isinstance(nest, Iterable) or isinstance(nest, str):
         raise UserTypeError(
             f"DeviceMesh({devices}): ranks must be integers, got {type(nest).__name__}"
         )
-    parts = [_flatten(part, devices) for part in nest]
+    parts = [_flatten(part, devices) for part in cast(Iterable[object], nest)]
     if len({shape for shape, _ in parts}) > 1:
         raise UserError(f"DeviceMesh({devices}): all rows must have the same length")
     inner = parts[0][0] if parts else ()

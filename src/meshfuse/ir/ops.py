@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import final
+from typing import Annotated, final
 
 from meshfuse.base.dtypes import DataType, Scalar
-from meshfuse.base.text import op_field, out_field, rest_field
+from meshfuse.base.text import OpNames, Out, Rest
 from meshfuse.expr.nodes import IntExpr
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.pointwise import REDUCTION_FUNCTIONS, SCALAR_FUNCTIONS
@@ -72,9 +72,9 @@ class Pointwise(Expr):
     float32 and round once, on the way out. With scalar operands only, `out` is a scalar.
     """
 
-    out: TensorName | ScalarName = out_field()
-    function: str = op_field(SCALAR_FUNCTIONS)
-    args: tuple[Operand, ...] = rest_field()
+    out: Out[TensorName | ScalarName]
+    function: Annotated[str, OpNames(SCALAR_FUNCTIONS)]
+    args: Rest[tuple[Operand, ...]]
 
     @property
     def outs(self) -> tuple[TensorName | ScalarName, ...]:
@@ -90,7 +90,7 @@ class Pointwise(Expr):
 class Cast(UnaryExpr):
     """Convert each element to the type of `out`: floats round to nearest even, float to integer truncates."""
 
-    out: TensorName = out_field()
+    out: Out[TensorName]
     src: TensorName
 
 
@@ -99,7 +99,7 @@ class Cast(UnaryExpr):
 class Set(UnaryExpr):
     """Copy. With different shardings on the two sides it is a redistribution."""
 
-    out: TensorName = out_field()
+    out: Out[TensorName]
     src: TensorName
 
 
@@ -108,7 +108,7 @@ class Set(UnaryExpr):
 class Broadcast(UnaryExpr):
     """Insert a broadcast axis (extent 1) wherever `inserted` is true; the false entries are the axes of `src`."""
 
-    out: TensorName = out_field()
+    out: Out[TensorName]
     src: TensorName
     inserted: tuple[bool, ...]
 
@@ -118,7 +118,7 @@ class Broadcast(UnaryExpr):
 class Expand(UnaryExpr):
     """Repeat along axes that are broadcast in `src` and iteration in `out`; all other axes are unchanged."""
 
-    out: TensorName = out_field()
+    out: Out[TensorName]
     src: TensorName
 
 
@@ -127,7 +127,7 @@ class Expand(UnaryExpr):
 class Permute(UnaryExpr):
     """Axis k of `out` is axis `dims[k]` of `src`."""
 
-    out: TensorName = out_field()
+    out: Out[TensorName]
     src: TensorName
     dims: tuple[int, ...]
 
@@ -137,7 +137,7 @@ class Permute(UnaryExpr):
 class Squeeze(UnaryExpr):
     """Drop the broadcast axes `dims` of `src`."""
 
-    out: TensorName = out_field()
+    out: Out[TensorName]
     src: TensorName
     dims: tuple[int, ...]
 
@@ -151,8 +151,8 @@ class Reduction(UnaryExpr):
     in float32.
     """
 
-    out: TensorName = out_field()
-    function: str = op_field(REDUCTION_FUNCTIONS)
+    out: Out[TensorName]
+    function: Annotated[str, OpNames(REDUCTION_FUNCTIONS)]
     src: TensorName
     axes: tuple[int, ...]
 
@@ -166,9 +166,9 @@ class Welford(Expr):
     outputs keep the reduced axes as a Reduction's do; `count` is int64.
     """
 
-    mean: TensorName = out_field()
-    m2: TensorName = out_field()
-    count: TensorName = out_field()
+    mean: Out[TensorName]
+    m2: Out[TensorName]
+    count: Out[TensorName]
     src: TensorName
     axes: tuple[int, ...]
 
@@ -189,7 +189,7 @@ class MatMul(Expr):
     Batch axes broadcast; a rank-1 operand has no m (or n) axis.
     """
 
-    out: TensorName = out_field()
+    out: Out[TensorName]
     a: TensorName
     b: TensorName
 
@@ -210,7 +210,7 @@ class Linear(Expr):
     The leading axes d of a weight of rank > 2 are batch axes of the weight alone.
     """
 
-    out: TensorName = out_field()
+    out: Out[TensorName]
     src: TensorName
     weight: TensorName
     bias: TensorName | None = None

@@ -18,8 +18,8 @@ class Program:
     """`serials` counts names per letter (T, c, a, i), so that equal definitions print alike."""
 
     fusion: Fusion = field(default_factory=Fusion)
-    schedules: Mapping[TensorName, Schedule] = field(default_factory=dict)
-    serials: Mapping[str, int] = field(default_factory=dict)
+    schedules: Mapping[TensorName, Schedule] = field(default_factory=dict[TensorName, Schedule])
+    serials: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def tensor(self, name: TensorName) -> TensorDef:
         return self.fusion.tensors[name]

@@ -16,7 +16,7 @@ from meshfuse.ir.infer import AxisShape, infer
 from meshfuse.ir.mesh import DeviceMesh
 from meshfuse.ir.ops import Expr
 from meshfuse.ir.program import Program, fresh_name
-from meshfuse.ir.schedule import Merge, Schedule, Split, Step
+from meshfuse.ir.schedule import Merge, Schedule, Split, Step, step_results, step_sources
 
 Name = TensorName | ScalarName
 _Value = TypeVar("_Value")
@@ -135,24 +135,6 @@ def replay_steps(
             renamed[made] = AxisName(fresh)
         replayed.append(_map_values(step, partial(_renamed, mapping=renamed)))
     return program, tuple(replayed)
-
-
-def step_sources(step: Step) -> tuple[AxisName, ...]:
-    """The axes that a step consumes."""
-    match step:
-        case Split():
-            return (step.source,)
-        case Merge():
-            return (step.outer, step.inner)
-
-
-def step_results(step: Step) -> tuple[AxisName, ...]:
-    """The axes that a step makes."""
-    match step:
-        case Split():
-            return (step.outer, step.inner)
-        case Merge():
-            return (step.out,)
 
 
 def _renamed(value: object, mapping: Mapping[Any, Any]) -> object:

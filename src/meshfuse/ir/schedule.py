@@ -41,6 +41,24 @@ class Merge:
 Step = Split | Merge
 
 
+def step_sources(step: Step) -> tuple[AxisName, ...]:
+    """The axes that a step consumes."""
+    match step:
+        case Split():
+            return (step.source,)
+        case Merge():
+            return (step.outer, step.inner)
+
+
+def step_results(step: Step) -> tuple[AxisName, ...]:
+    """The axes that a step makes."""
+    match step:
+        case Split():
+            return (step.outer, step.inner)
+        case Merge():
+            return (step.out,)
+
+
 class MemoryType(Enum):
     """Where a tensor lives. `global` is a keyword: reach it by getattr or as `MemoryType.global_`."""
 
@@ -80,7 +98,7 @@ class Schedule:
 
     leaves: tuple[AxisName, ...]
     steps: tuple[Step, ...] = ()
-    bindings: Mapping[AxisName, ParallelType] = field(default_factory=dict)
+    bindings: Mapping[AxisName, ParallelType] = field(default_factory=dict[AxisName, ParallelType])
     mesh: DeviceMesh | None = None
     allocation: Allocation | None = None
     memory: MemoryType = MemoryType.global_

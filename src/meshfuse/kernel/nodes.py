@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NewType, final
 
 from meshfuse.base.dtypes import DataType
-from meshfuse.base.text import block_field, out_field, rest_field
+from meshfuse.base.text import Block, Out, Rest
 from meshfuse.expr.nodes import IntExpr
 from meshfuse.ir.ops import Literal
 
@@ -101,7 +101,7 @@ class Carry:
 class Load:
     """Read `buffer` at `index` (one expression per axis). Lanes outside `mask` are not read and hold 0."""
 
-    out: ValueName = out_field()
+    out: Out[ValueName]
     buffer: BufferName
     index: tuple[IntExpr, ...]
     mask: Mask = ()
@@ -123,7 +123,7 @@ class Store:
 class Size:
     """An integer expression as an int64 value."""
 
-    out: ValueName = out_field()
+    out: Out[ValueName]
     value: IntExpr
 
 
@@ -132,10 +132,10 @@ class Size:
 class Compute:
     """Apply a row of SCALAR_FUNCTIONS. Operands have one type (`where`: the last two), already converted."""
 
-    out: ValueName = out_field()
+    out: Out[ValueName]
     function: str
     dtype: DataType
-    args: tuple[KernelOperand, ...] = rest_field()
+    args: Rest[tuple[KernelOperand, ...]]
 
 
 @final
@@ -143,7 +143,7 @@ class Compute:
 class Convert:
     """The value in another element type, rounded to nearest even; float to integer truncates."""
 
-    out: ValueName = out_field()
+    out: Out[ValueName]
     dtype: DataType
     src: KernelOperand
 
@@ -153,7 +153,7 @@ class Convert:
 class Combine:
     """accumulator (+) src by a row of REDUCTION_FUNCTIONS; lanes outside `mask` keep the accumulator."""
 
-    out: ValueName = out_field()
+    out: Out[ValueName]
     function: str
     accumulator: ValueName
     src: KernelOperand
@@ -165,7 +165,7 @@ class Combine:
 class Reduce:
     """Combine the lanes along `tiles`; the result does not vary over them."""
 
-    out: ValueName = out_field()
+    out: Out[ValueName]
     function: str
     src: ValueName
     tiles: tuple[IndexName, ...]
@@ -176,9 +176,9 @@ class Reduce:
 class WelfordStep:
     """Take `src` into the running (mean, m2, count); lanes outside `mask` keep theirs. Counts are int64."""
 
-    mean: ValueName = out_field()
-    m2: ValueName = out_field()
-    count: ValueName = out_field()
+    mean: Out[ValueName]
+    m2: Out[ValueName]
+    count: Out[ValueName]
     old_mean: ValueName
     old_m2: ValueName
     old_count: ValueName
@@ -191,9 +191,9 @@ class WelfordStep:
 class WelfordReduce:
     """Combine (mean, m2, count) over the lanes along `tiles` by Chan's formula."""
 
-    mean: ValueName = out_field()
-    m2: ValueName = out_field()
-    count: ValueName = out_field()
+    mean: Out[ValueName]
+    m2: Out[ValueName]
+    count: Out[ValueName]
     src_mean: ValueName
     src_m2: ValueName
     src_count: ValueName
@@ -208,7 +208,7 @@ class For:
     variable: IndexName
     trip: IntExpr
     carries: tuple[Carry, ...]
-    body: tuple[Statement, ...] = block_field()
+    body: Block[tuple[Statement, ...]]
 
 
 Statement = (
@@ -239,4 +239,4 @@ class Kernel:
     sizes: tuple[IndexName, ...]
     grid: tuple[GridAxis, ...]
     tiles: tuple[TileAxis, ...]
-    body: tuple[Statement, ...] = block_field()
+    body: Block[tuple[Statement, ...]]

@@ -1,0 +1,307 @@
+"""A Program as text, by the grammar of base/text.py. `parser.parse_program` reads it back.
+
+    program() {
+      T0 = tensor(f32, [a0:i{i0}, a1:i{64}])
+      T1 = tensor(f32, [a2:i{i0}, a3:r{64}])
+      schedule(T1, [a4, a5, a3], steps=[Split(a2, a4, a5, 2, false)], bindings={a4: mesh_x})
+      input(T0)
+      T1 = sum(T0, [1])
+      output(T1)
+    }
+
+The statement classes and codecs here serve the text of kernels and host programs, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, final
+
+from meshfuse.base.codecs import enum_codec, parse_bool, render_bool
+from meshfuse.base.dtypes import DataType, dtype_of_value
+from meshfuse.base.text import (
+    Block,
+    Codec,
+    Cursor,
+    Grammar,
+    Out,
+    Rest,
+    raw_codec,
+)
+from meshfuse.expr import IntExpr, free_symbols, parse, render
+from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, ScalarName, TensorName
+from meshfuse.ir.comm import AllGather, AllReduce, LocalSlice, ReduceScatter
+from meshfuse.ir.fusion import TensorDef
+from meshfuse.ir.mesh import PARALLEL_TYPE_NAMES, DeviceMesh, ParallelType, make_mesh
+from meshfuse.ir.ops import (
+    Broadcast,
+    Cast,
+    Expand,
+    Expr,
+    Linear,
+    Literal,
+    MatMul,
+    Permute,
+    Pointwise,
+    Reduction,
+    Set,
+    Squeeze,
+    Welford,
+)
+from meshfuse.ir.program import Program
+from meshfuse.ir.schedule import Allocation, MemoryType, Schedule, Step, step_results
+
+EXPR_STATEMENTS: Final[tuple[type[Expr], ...]] = (
+    Pointwise,
+    Cast,
+    Set,
+    Broadcast,
+    Expand,
+    Permute,
+    Squeeze,
+    Reduction,
+    Welford,
+    MatMul,
+    Linear,
+    AllGather,
+    AllReduce,
+    ReduceScatter,
+    LocalSlice,
+)
+"""The expressions that may stand on a line."""
+
+
+# Statements. Each mirrors an entry of one of the Program's tables.
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TensorStatement:
+    """`T0 = tensor(f32, [a0:i{i0}, a1:i{64}])`: a TensorDef with its name."""
+
+    name: Out[TensorName]
+    dtype: DataType
+    logical: tuple[IterDomain, ...]
+    root: tuple[IterDomain, ...] = ()
+    root_steps: tuple[Step, ...] = ()
+    is_cpu: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScalarStatement:
+    """`c0 = scalar(f64)`: a ScalarDef with its name."""
+
+    name: Out[ScalarName]
+    dtype: DataType
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScheduleStatement:
+    """A Schedule with its tensor. Left out if the leaves are the logical axes, all else default."""
+
+    tensor: TensorName
+    leaves: tuple[AxisName, ...]
+    steps: tuple[Step, ...] = ()
+    bindings: Mapping[AxisName, ParallelType] = field(default_factory=dict[AxisName, ParallelType])
+    mesh: DeviceMesh | None = None
+    allocation: Allocation | None = None
+    memory: MemoryType = MemoryType.global_
+    inline_depth: int = 0
+    stages: int = 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class InputStatement:
+    """`input(T0, c0)`: the inputs, in call order."""
+
+    names: Rest[tuple[TensorName | ScalarName, ...]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class OutputStatement:
+    """`output(T3, alias=T0)`: one Output."""
+
+    tensor: TensorName
+    alias: TensorName | None = None
+
+
+ProgramLine = (
+    TensorStatement | ScalarStatement | ScheduleStatement | InputStatement | OutputStatement | Expr
+)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ProgramStatement:
+    """`program() { ... }`. `serials` is given where it is not one more than the highest name in use."""
+
+    body: Block[tuple[ProgramLine, ...]]
+    serials: Mapping[str, int] | None = None
+
+
+# Codecs: how values of these types print.
+
+_AXIS_KIND: Final = enum_codec(AxisKind)
+_DTYPE: Final = enum_codec(DataType)
+_INT_EXPR: Final = raw_codec(render, parse)
+_NUMBERED: Final = re.compile(r"([A-Za-z]+)(\d+)")
+_MESH_TYPE: Final = re.compile(r"mesh_(x|y|z|[1-9]\d*)")
+
+
+def _render_axis(axis: IterDomain) -> str:
+    return f"{axis.name}:{axis.kind.value}{{{render(axis.extent)}}}"
+
+
+def _parse_axis(cursor: Cursor) -> IterDomain:
+    name = AxisName(cursor.identifier("an axis, as a0:i{64}"))
+    cursor.expect(":")
+    kind = _AXIS_KIND.parse(cursor)
+    cursor.expect("{")
+    extent = _INT_EXPR.parse(cursor)
+    cursor.expect("}")
+    return IterDomain(name, kind, extent)
+
+
+def _render_literal(literal: Literal) -> str:
+    """`2.0`, or `2.0:f32` where the type is not the one that the value has in Python."""
+    text = render_bool(literal.value) if isinstance(literal.value, bool) else repr(literal.value)
+    plain = literal.dtype is dtype_of_value(literal.value)
+    return text if plain else f"{text}:{literal.dtype.value}"
+
+
+def _parse_literal(cursor: Cursor) -> Literal:
+    value = (
+        parse_bool(cursor)
+        if cursor.looking_at("true") or cursor.looking_at("false")
+        else cursor.number()
+    )
+    if not cursor.accept(":"):
+        return Literal(value, dtype_of_value(value))
+    return Literal(value, _DTYPE.parse(cursor))
+
+
+def _parse_parallel_type(cursor: Cursor) -> ParallelType:
+    cursor.skip_spaces()
+    start = cursor.position
+    name = cursor.identifier("a parallel type")
+    if not _MESH_TYPE.fullmatch(name) and name not in PARALLEL_TYPE_NAMES:
+        raise cursor.fail(f"a parallel type, one of {', '.join(PARALLEL_TYPE_NAMES)}", at=start)
+    return ParallelType(name)
+
+
+def _render_mesh(mesh: DeviceMesh) -> str:
+    """`DeviceMesh{{0 1} {2 3}}`, or `DeviceMesh("dp", "tp"){{0 1} {2 3}}` with names."""
+    ranks = str(mesh).removeprefix("DeviceMesh")
+    names = f"({', '.join(map(json.dumps, mesh.names))})" if any(mesh.names) else ""
+    return f"DeviceMesh{names}{ranks}"
+
+
+def _parse_mesh(cursor: Cursor) -> DeviceMesh:
+    cursor.expect("DeviceMesh")
+    names: list[str] = []
+    if cursor.accept("("):
+        while not cursor.accept(")"):
+            if names:
+                cursor.expect(",")
+            names.append(cursor.string())
+    return make_mesh(_parse_ranks(cursor), names)
+
+
+def _parse_ranks(cursor: Cursor) -> list[object]:
+    cursor.expect("{")
+    items: list[object] = []
+    while not cursor.accept("}"):
+        items.append(_parse_ranks(cursor) if cursor.looking_at("{") else cursor.integer())
+    return items
+
+
+IR_CODECS: Final[Mapping[type, Codec]] = {
+    IntExpr: _INT_EXPR,
+    IterDomain: Codec(_render_axis, _parse_axis),
+    Literal: Codec(_render_literal, _parse_literal),
+    ParallelType: Codec(str, _parse_parallel_type),
+    DeviceMesh: Codec(_render_mesh, _parse_mesh),
+}
+"""How the values in expressions and schedules print."""
+
+PROGRAM_GRAMMAR: Final = Grammar(
+    (
+        ProgramStatement,
+        TensorStatement,
+        ScalarStatement,
+        ScheduleStatement,
+        InputStatement,
+        OutputStatement,
+        *EXPR_STATEMENTS,
+    ),
+    IR_CODECS,
+)
+
+
+def print_program(program: Program) -> str:
+    """The text of a Program, without a final newline."""
+    return PROGRAM_GRAMMAR.print(program_statement(program))
+
+
+def print_expr(expr: Expr) -> str:
+    """One expression on one line."""
+    return PROGRAM_GRAMMAR.print(expr)
+
+
+def program_statement(program: Program) -> ProgramStatement:
+    """The Program's tables as statements: tensors and schedules, scalars, inputs, exprs, outputs."""
+    fusion = program.fusion
+    lines: list[ProgramLine] = []
+    for name, definition in fusion.tensors.items():
+        lines.append(TensorStatement(name, *_values(definition)))
+        schedule = program.schedule(name)
+        if schedule != Schedule(tuple(axis.name for axis in definition.logical)):
+            lines.append(ScheduleStatement(name, *_values(schedule)))
+    lines += [ScalarStatement(name, scalar.dtype) for name, scalar in fusion.scalars.items()]
+    if fusion.inputs:
+        lines.append(InputStatement(fusion.inputs))
+    lines += fusion.exprs
+    lines += [OutputStatement(output.tensor, output.alias) for output in fusion.outputs]
+    body = tuple(lines)
+    serials = None if program.serials == highest_serials(body) else program.serials
+    return ProgramStatement(body, serials)
+
+
+def _values(entry: TensorDef | Schedule) -> tuple[Any, ...]:
+    """The fields of a table's entry; its statement has the same, after the name."""
+    return tuple(getattr(entry, each.name) for each in fields(entry))
+
+
+def highest_serials(body: Iterable[ProgramLine]) -> dict[str, int]:
+    """Per letter of numbered names, one more than the highest number among the statements."""
+    serials: dict[str, int] = {}
+    for name in _names_in(body):
+        found = _NUMBERED.fullmatch(name)
+        if found is not None:
+            serials[found[1]] = max(serials.get(found[1], 0), int(found[2]) + 1)
+    return serials
+
+
+def _names_in(body: Iterable[ProgramLine]) -> Iterator[str]:
+    """Names of tensors and scalars, of their axes, and of the symbols in extents."""
+    for line in body:
+        match line:
+            case TensorStatement():
+                yield line.name
+                for axis in (*line.root, *line.logical):
+                    yield axis.name
+                    yield from (found.name for found in free_symbols(axis.extent))
+                yield from (made for step in line.root_steps for made in step_results(step))
+            case ScheduleStatement():
+                yield from (made for step in line.steps for made in step_results(step))
+            case ScalarStatement():
+                yield line.name
+            case _:
+                pass
