@@ -388,28 +388,26 @@ def merge_moments(left: Moments, right: Moments) -> Moments:
 @run_statement.register
 def _(statement: For, frame: Frame) -> None:
     for carry in statement.carries:
-        initial = frame.operand(carry.initial).lanes.to(held_torch_dtype(carry.dtype))
-        frame.define(carry.name, frame.expand(initial, carry.tiles), carry.dtype)
+        frame.values[carry.name] = _carried(carry, carry.initial, frame)
     for iteration in range(_uniform(statement.trip, frame.indices)):
         frame.indices[statement.variable] = iteration
         run_block(statement.body, frame)
-        following = [_following(carry, frame) for carry in statement.carries]
+        following = [_carried(carry, carry.following, frame) for carry in statement.carries]
         for carry, value in zip(statement.carries, following, strict=True):
             frame.values[carry.name] = value
 
 
-def _following(carry: Carry, frame: Frame) -> Value:
-    """The value that `carry` takes into the next iteration, of the shape and type it declares."""
-    value = frame.operand(carry.following)
-    initial = frame.operand(carry.name)
+def _carried(carry: Carry, operand: KernelOperand, frame: Frame) -> Value:
+    """What `carry` takes from `operand`: of its type, and over its tile axes alone."""
+    value = frame.operand(operand)
     if value.dtype != carry.dtype:
-        raise InvariantError(f"carry {carry.name} is {carry.dtype}, then {value.dtype}")
-    try:
-        return Value(value.lanes.expand(initial.lanes.shape), carry.dtype)
-    except RuntimeError as error:
-        raise InvariantError(
-            f"carry {carry.name} varies over {carry.tiles}, {carry.following} over more axes"
-        ) from error
+        raise InvariantError(f"carry {carry.name} of {carry.dtype} takes {value.dtype}")
+    for d, axis in enumerate(frame.kernel.tiles):
+        if axis.name not in carry.tiles and value.lanes.shape[d] > 1:
+            raise InvariantError(
+                f"carry {carry.name} varies over {carry.tiles}, what it takes over {axis.name}"
+            )
+    return Value(frame.expand(value.lanes, carry.tiles), carry.dtype)
 
 
 def divide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
