@@ -1,0 +1,280 @@
+"""The communicator: which rank this process is, and the collectives it takes part in.
+
+It stands on the default process group of torch.distributed if there is one. Otherwise on the
+launcher's environment: then the first communication sets up the default process group itself.
+Otherwise the process is alone. Groups of ranks are made when first used, and dropped when the
+default process group they stood on is destroyed. This module never loads torch.distributed.tensor.
+"""
+
+# torch.distributed documents its stores but does not declare them as exports:
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from threading import RLock
+from typing import ClassVar, final
+
+import torch
+import torch.distributed as dist
+
+from meshfuse.base.errors import CommunicationError, InvariantError, UserError
+from meshfuse.dist import collectives
+from meshfuse.dist.board import Board, publish_identity
+from meshfuse.dist.collectives import CollectiveRequest, Posting
+from meshfuse.dist.deadlines import Deadline, await_arrival, read_timeout
+from meshfuse.dist.groups import Group, form_group
+from meshfuse.dist.launcher import ALONE, Launch, Place, read_launch, read_local_place
+
+BARRIER_NUMBER = -1
+"""In place of the host program's number, for what no host program asked for."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A collective under way; `wait` on it before `out` is read, and once."""
+
+    posting: Posting
+    group: Group | None
+    seconds: float
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Block until `out` may be read (on CUDA: the current stream waits), for `seconds` or the
+        default.
+
+        Raises CommunicationError naming operation and missing ranks: see deadlines.wait.
+        """
+        if self.group is not None:
+            self.group.wait(
+                self.posting, Deadline.after(self.seconds if seconds is None else seconds)
+            )
+
+
+@final
+@dataclass(slots=True)
+class _Attachment:
+    """What stands on one default process group: our part of its store, and the groups made so
+    far."""
+
+    world: dist.ProcessGroup
+    store: dist.Store
+    place: Place
+    groups: dict[tuple[tuple[int, ...], str], Group] = field(default_factory=dict)
+
+    @property
+    def processes(self) -> dist.Store:
+        return dist.PrefixStore("processes", self.store)
+
+    def board(self, team: tuple[int, ...], name: str) -> Board:
+        key = f"{name} {' '.join(map(str, team))}"
+        return Board(self.place.rank, team, dist.PrefixStore(key, self.store), self.processes)
+
+    def close(self) -> None:
+        for key in sorted(self.groups):
+            self.groups[key].close()
+        self.groups.clear()
+
+
+@final
+class Communicator:
+    """This process among the ranks of the job. `instance()` is the process' own."""
+
+    _instance: ClassVar[Communicator | None] = None
+    _instance_lock: ClassVar[RLock] = RLock()
+
+    def __init__(self, environ: Mapping[str, str], timeout: float | None = None) -> None:
+        """`environ` may hold a launcher's variables, and MESHFUSE_TIMEOUT; `timeout` (seconds)
+        goes before that."""
+        self.timeout = read_timeout(environ) if timeout is None else timeout
+        self._environ = environ
+        self._launch: Launch | None = read_launch(environ)
+        self._attachment: _Attachment | None = None
+        self._lock = RLock()
+
+    @classmethod
+    def instance(cls) -> Communicator:
+        """The communicator of this process, made at the first call."""
+        with cls._instance_lock:
+            if cls._instance is None:
+                cls._instance = Communicator(os.environ)
+                atexit.register(cls._instance.close)
+        cls._instance._find_attachment()  # tells the peers early that this process lives
+        return cls._instance
+
+    def size(self) -> int:
+        """Number of ranks; 1 for a process that is alone."""
+        return self.place().size
+
+    def rank(self) -> int:
+        return self.place().rank
+
+    def local_size(self) -> int:
+        """Number of ranks on this host."""
+        return self.place().local_size
+
+    def local_rank(self) -> int:
+        return self.place().local_rank
+
+    def device(self) -> torch.device:
+        """The device of this rank: `cuda:<local rank>`, or the CPU where there is no GPU."""
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.local_rank())
+        return torch.device("cpu")
+
+    def place(self) -> Place:
+        """Rank and size, here and in all."""
+        attachment = self._find_attachment()
+        if attachment is not None:
+            return attachment.place
+        return ALONE if self._launch is None else self._launch.place
+
+    def post(self, request: CollectiveRequest) -> Pending:
+        """Start a collective; every rank of its team posts the same ones in the same order.
+
+        Raises CommunicationError if the group is broken or cannot be formed in time, UserError for
+        ranks that this job does not have.
+        """
+        if collectives.moves_nothing(request):
+            return Pending(collectives.perform_alone(request), None, self.timeout)
+        group = self.group(request.team, request.src.device.type, str(request))
+        return Pending(group.post(request), group, self.timeout)
+
+    def run(self, request: CollectiveRequest, seconds: float | None = None) -> torch.Tensor:
+        """Post, wait, and return `out`."""
+        self.post(request).wait(seconds)
+        return request.out
+
+    def barrier(self, seconds: float | None = None) -> None:
+        """Block until all ranks have come here. Nothing to do for a process that is alone."""
+        place = self.place()
+        if place.size == 1:
+            return
+        token, tokens = torch.zeros(1), torch.empty(place.size)
+        team = tuple(range(place.size))
+        self.run(
+            CollectiveRequest(BARRIER_NUMBER, "all_gather", team, token, tokens, None, "a barrier"),
+            seconds,
+        )
+
+    def group(self, team: tuple[int, ...], device_type: str, purpose: str) -> Group:
+        """The group of these ranks, in this order, for tensors of a device type; formed if it is
+        new."""
+        with self._lock:
+            attachment = self._attach(purpose)
+            rank, size = attachment.place.rank, attachment.place.size
+            if rank not in team:
+                raise InvariantError(f"{purpose}: rank {rank} is not in the team")
+            if not all(0 <= member < size for member in team):
+                raise UserError(f"{purpose}: this job has {size} ranks only, 0 to {size - 1}")
+            key = (team, device_type)
+            if key not in attachment.groups:
+                board = attachment.board(team, device_type)
+                store = dist.PrefixStore("backend", board.notices)
+                attachment.groups[key] = form_group(
+                    device_type, board, store, self.timeout, purpose
+                )
+            return attachment.groups[key]
+
+    def give_up(self, reason: str) -> None:
+        """Tell all peers that this rank will not come to its next collectives; their waits end
+        with `reason`."""
+        attachment = self._attachment
+        if attachment is not None:
+            for group in attachment.groups.values():
+                group.abandon(reason)
+
+    def close(self) -> None:
+        """Release all groups. Later communications make new ones."""
+        with self._lock:
+            if self._attachment is not None:
+                self._attachment.close()
+                self._attachment = None
+
+    def _find_attachment(self) -> _Attachment | None:
+        """What stands on the present default process group; attaches to a new one, forgets one
+        destroyed."""
+        world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        attachment = self._attachment
+        if attachment is not None and attachment.world is world:
+            return attachment
+        with self._lock:
+            if self._attachment is not None and self._attachment.world is not world:
+                self.close()
+            if self._attachment is None and world is not None:
+                self._attachment = _attach(world, self._environ)
+            return self._attachment
+
+    def _attach(self, purpose: str) -> _Attachment:
+        attachment = self._find_attachment()
+        if attachment is None:
+            if self._launch is None:
+                raise CommunicationError(
+                    f"{purpose}: this process is alone. Start it with torchrun, or call "
+                    "torch.distributed.init_process_group first, or use multidevice.simulate"
+                )
+            _join_launch(self._launch, self.timeout, purpose)
+            attachment = self._find_attachment()
+        assert attachment is not None
+        return attachment
+
+
+def _attach(world: dist.ProcessGroup, environ: Mapping[str, str]) -> _Attachment:
+    """Take a part of the store of a default process group, and say there who this process is."""
+    place = read_local_place(environ, dist.get_rank(), dist.get_world_size())
+    whole = dist.PrefixStore("meshfuse", dist.distributed_c10d._get_default_store())
+    # A launcher's store outlives the process groups on it; each of them gets keys of its own.
+    generation = whole.add(f"attached {place.rank}", 1)
+    attachment = _Attachment(world, dist.PrefixStore(str(generation), whole), place)
+    publish_identity(attachment.processes, place.rank)
+    return attachment
+
+
+def _join_launch(launch: Launch, seconds: float, purpose: str) -> None:
+    """Set up torch's default process group from the launcher's environment.
+
+    All ranks are called by name first: torch alone would wait deaf to Ctrl-C, and not say for whom.
+    """
+    place, limit = launch.place, timedelta(seconds=seconds)
+    try:
+        store = dist.TCPStore(
+            launch.address,
+            launch.port,
+            place.size,
+            is_master=launch.hosts_store,
+            timeout=limit,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except RuntimeError as error:
+        raise CommunicationError(
+            f"{purpose}: rank {place.rank} cannot reach the store of rank 0 or the launcher at "
+            f"{launch.address}:{launch.port}: {str(error).splitlines()[0]}"
+        ) from error
+    if torch.cuda.is_available():
+        torch.cuda.set_device(place.local_rank)
+    calls = dist.PrefixStore("meshfuse launch", store)
+    processes = dist.PrefixStore("processes", calls)
+    generation = calls.add(f"joined {place.rank}", 1)
+    publish_identity(processes, place.rank)
+    notices = dist.PrefixStore(f"roll {generation}", calls)
+    board = Board(place.rank, tuple(range(place.size)), notices, processes)
+    await_arrival(board, Deadline.after(seconds), purpose)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(f"torch {generation}", store),
+        rank=place.rank,
+        world_size=place.size,
+        timeout=limit,
+    )
+    atexit.register(_leave_launch)
+
+
+def _leave_launch() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,152 @@
+"""Groups: the ranks of one team joined by one backend, gloo for CPU tensors, NCCL for CUDA tensors.
+
+They are backends of torch.distributed over a store of its default process group, made directly:
+torch's new_group sorts the ranks (a team's order is the mesh's), wants every rank of the job to
+take part, and shares the fate of other groups. Posting on them is the calling thread's alone, in
+program order.
+"""
+
+# torch.distributed documents its stores but does not declare them as exports:
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import ctypes
+from datetime import timedelta
+from threading import Lock
+from typing import cast, final
+
+import torch.distributed as dist
+
+from meshfuse.base.errors import CommunicationError, Unsupported
+from meshfuse.dist import collectives, deadlines
+from meshfuse.dist.board import Board, Notice, Standing
+from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, Posting
+from meshfuse.dist.deadlines import Deadline, StreamWatch
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+"""Device type -> backend."""
+
+BACKEND_MARGIN_SECONDS = 5.0
+"""A backend's own limit lies this far beyond ours, so that ours speaks first."""
+
+
+@final
+class Group:
+    """One team on one backend. Once a collective on it fails, the group is broken and says so."""
+
+    def __init__(self, board: Board, backend: CollectiveBackend) -> None:
+        self.board = board
+        self.broken: str | None = None
+        self._backend = backend
+        self._sequence = 0
+        self._outstanding = 0
+        self._lock = Lock()
+        self._watch = StreamWatch(board, self.abandon)
+
+    def post(self, request: CollectiveRequest) -> Posting:
+        """Start a collective. All ranks of the team post the same ones in the same order."""
+        with self._lock:
+            self._check_usable(request)
+            self._sequence += 1
+            posting = collectives.post(self._backend, request)
+            posting.sequence = self._sequence
+            self._outstanding += 1
+        return posting
+
+    def wait(self, posting: Posting, deadline: Deadline) -> None:
+        """Block until the posting's `out` may be read; on CUDA, let the current stream wait
+        instead.
+
+        Raises CommunicationError as deadlines.wait does. An interrupt too leaves the group broken.
+        """
+        if posting.request.out.is_cuda:
+            self._wait_on_stream(posting, deadline)
+            return
+        try:
+            deadlines.wait(posting, self.board, deadline)
+        except CommunicationError as error:
+            self.abandon(str(error))
+            raise
+        except KeyboardInterrupt:
+            self.abandon(f"interrupted in {posting.request}")
+            raise
+        with self._lock:
+            self._outstanding -= 1
+
+    def _wait_on_stream(self, posting: Posting, deadline: Deadline) -> None:
+        self._check_usable(posting.request)
+        if posting.work is not None:
+            posting.work.wait()
+        self._watch.add(posting, deadline)
+        posting.complete()
+        with self._lock:
+            self._outstanding -= 1
+
+    def _check_usable(self, request: CollectiveRequest) -> None:
+        if self.broken is not None:
+            raise CommunicationError(
+                f"{request}: the group failed before, and stays so until the process group is "
+                f"destroyed and made again: {self.broken}"
+            )
+
+    def abandon(self, reason: str) -> None:
+        """Give up: later posts fail, and waiting peers learn the reason."""
+        with self._lock:
+            if self.broken is not None:
+                return
+            self.broken = reason
+        _abort(self._backend)
+        try:
+            self.board.announce(Notice(Standing.failed, self._sequence, reason))
+        except RuntimeError:
+            return  # The store is gone, and with it the process that every peer waits for.
+
+    def close(self) -> None:
+        """Release the backend; the group is not used again."""
+        with self._lock:
+            if self.broken is not None:
+                return
+            self.broken = "the process group it stood on was destroyed"
+        self._watch.close()
+        if self._outstanding:
+            _abort(self._backend)
+        else:
+            self._backend.shutdown()
+
+
+def form_group(
+    device_type: str, board: Board, store: dist.Store, seconds: float, purpose: str
+) -> Group:
+    """Join the board's team; every rank of it must do so. `store` is the new group's own part of
+    the store.
+
+    Raises CommunicationError naming the ranks that have not come after `seconds`, Unsupported
+    where torch lacks the backend.
+    """
+    deadlines.await_arrival(board, Deadline.after(seconds), purpose)
+    limit = timedelta(seconds=seconds + BACKEND_MARGIN_SECONDS)
+    position, size = board.team.index(board.rank), len(board.team)
+    if BACKENDS[device_type] == "gloo":
+        return Group(board, _as_backend(dist.ProcessGroupGloo(store, position, size, limit)))
+    nccl = getattr(dist, "ProcessGroupNCCL", None)
+    if nccl is None:
+        raise Unsupported(f"{purpose}: this build of torch has no NCCL, which CUDA tensors need")
+    options = nccl.Options()
+    options._timeout = limit
+    return Group(board, _as_backend(nccl(store, position, size, options)))
+
+
+def _as_backend(backend: object) -> CollectiveBackend:
+    """torch's type stubs leave out part of what its backends have."""
+    return cast(CollectiveBackend, backend)
+
+
+def _abort(backend: CollectiveBackend) -> None:
+    """Stop a backend whose collective will not complete.
+
+    NCCL aborts. gloo has no abort that works, and its destructor waits for the collective until
+    gloo's own time limit; so the object is kept for ever, and the process can end.
+    """
+    backend.abort()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))
