@@ -26,8 +26,8 @@ from meshfuse.ir.schedule import Schedule
 def parse_program(text: str) -> Program:
     """The Program that `text` denotes; `parse_program(print_program(p)) == p`.
 
-    Names are not checked here: that is the verifier's. Raises TextError, a ValueError, with line and
-    column.
+    Names are not checked here: that is the verifier's. Raises TextError, a ValueError, with line
+    and column.
     """
     statement = PROGRAM_GRAMMAR.parse(text)
     if not isinstance(statement, ProgramStatement):

@@ -140,7 +140,7 @@ ProgramLine = (
 @final
 @dataclass(frozen=True, slots=True)
 class ProgramStatement:
-    """`program() { ... }`. `serials` is given where it is not one more than the highest name in use."""
+    """`program() { ... }`. `serials` None: per letter, one more than the highest name in use."""
 
     body: Block[tuple[ProgramLine, ...]]
     serials: Mapping[str, int] | None = None
@@ -256,7 +256,7 @@ def print_expr(expr: Expr) -> str:
 
 
 def program_statement(program: Program) -> ProgramStatement:
-    """The Program's tables as statements: tensors and schedules, scalars, inputs, exprs, outputs."""
+    """The tables as statements: tensors with schedules, scalars, inputs, expressions, outputs."""
     fusion = program.fusion
     lines: list[ProgramLine] = []
     for name, definition in fusion.tensors.items():

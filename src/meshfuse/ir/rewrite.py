@@ -54,7 +54,7 @@ def add_tensor(
     definition: TensorDef,
     schedule: Schedule | None = None,
 ) -> Program:
-    """Enter a tensor under an unused name. By default its loop nest is its logical axes."""
+    """Enter or replace a tensor. By default its loop nest is its logical axes."""
     if schedule is None:
         schedule = Schedule(tuple(axis.name for axis in definition.logical))
     fusion = replace(program.fusion, tensors={**program.fusion.tensors, name: definition})
