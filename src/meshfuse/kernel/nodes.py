@@ -1,9 +1,9 @@
 """The tile program: what one kernel does, for any target, on local shapes (law L9).
 
-A grid of independent programs runs the body. A value varies over a set of tile axes (named, unordered);
-operands broadcast by name. Indices are integer expressions in sizes, grid axes, loop variables and tile
-axes (whose symbol runs over 0..size-1 across the lanes). A value of a 16-bit float type is held in
-float32 and rounded where it is made.
+A grid of independent programs runs the body. A value varies over a set of tile axes (named,
+unordered); operands broadcast by name. Indices are integer expressions in sizes, grid axes, loop
+variables and tile axes (whose symbol runs over 0..size-1 across the lanes). A value of a 16-bit
+float type is held in float32 and rounded where it is made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from meshfuse.expr.nodes import IntExpr
 from meshfuse.ir.ops import Literal
 
 ValueName = NewType("ValueName", str)
-"""`v0`, `v1`, ...: defined once; a carry is defined by its loop. Also a scalar parameter's name (`c0`)."""
+"""`v0`, ...: defined once; a carry is defined by its loop. Also a scalar parameter's name, `c0`."""
 BufferName = NewType("BufferName", str)
 """A tensor in memory, named like the program's tensor."""
 IndexName = NewType("IndexName", str)
@@ -29,7 +29,7 @@ KernelOperand = ValueName | Literal
 @final
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A tensor argument. `shape` and `strides` (in elements) are expressions in the kernel's size symbols.
+    """A tensor argument. `shape` and `strides` (in elements) are in the kernel's size symbols.
 
     A stride of constant 1 or 0 is a promise of the signature, a stride symbol is passed at launch.
     """
@@ -85,8 +85,9 @@ Mask = tuple[Bound, ...]
 class Carry:
     """A value that a loop carries: `initial` before the first iteration, then `following`.
 
-    In the body `name` is the value on entry of the iteration; after the loop it is the final one. It
-    varies over `tiles`; a carry of an enclosing loop as `initial` makes the two loops one reduction.
+    In the body `name` is the value on entry of the iteration; after the loop it is the final one.
+    It varies over `tiles`; a carry of an enclosing loop as `initial` makes the two loops one
+    reduction.
     """
 
     name: ValueName
@@ -99,7 +100,7 @@ class Carry:
 @final
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read `buffer` at `index` (one expression per axis). Lanes outside `mask` are not read and hold 0."""
+    """Read `buffer` at `index`, one expression per axis. Lanes outside `mask` are not read: 0."""
 
     out: Out[ValueName]
     buffer: BufferName
@@ -130,7 +131,7 @@ class Size:
 @final
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Apply a row of SCALAR_FUNCTIONS. Operands have one type (`where`: the last two), already converted."""
+    """Apply a row of SCALAR_FUNCTIONS to operands of one type (`where`: its last two are)."""
 
     out: Out[ValueName]
     function: str
@@ -151,7 +152,7 @@ class Convert:
 @final
 @dataclass(frozen=True, slots=True)
 class Combine:
-    """accumulator (+) src by a row of REDUCTION_FUNCTIONS; lanes outside `mask` keep the accumulator."""
+    """src into the accumulator by a row of REDUCTION_FUNCTIONS where `mask` holds."""
 
     out: Out[ValueName]
     function: str
@@ -174,7 +175,7 @@ class Reduce:
 @final
 @dataclass(frozen=True, slots=True)
 class WelfordStep:
-    """Take `src` into the running (mean, m2, count); lanes outside `mask` keep theirs. Counts are int64."""
+    """Take `src` into the running moments; lanes outside `mask` keep theirs. Counts are int64."""
 
     mean: Out[ValueName]
     m2: Out[ValueName]
@@ -231,7 +232,7 @@ STATEMENTS: tuple[type, ...] = (
 @final
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel. Arguments in order: buffers, scalars, then `sizes` (int64 symbols: extents and strides)."""
+    """One kernel. Arguments in order: buffers, scalars, `sizes` (int64: extents, then strides)."""
 
     name: str
     buffers: tuple[Buffer, ...]

@@ -1,0 +1,222 @@
+"""Law L9: the same tensors as one rank sees them, with local extents and no mesh.
+
+    T0 [a0:i{i0}], a0 split in 2 over mesh_x   ->   T0 [a0:i{e0}],  sizes {e0: (i0 + 1) // 2}
+
+Mesh leaves vanish with the splits that made them, partial axes with the root they came from. A
+local extent that is no constant and no symbol becomes a fresh size symbol, so that a kernel does
+not depend on how its tensors are sharded. Integer operands speak of global sizes and stay as they
+are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+from meshfuse.base.errors import InvariantError, Unsupported
+from meshfuse.expr import Const, IntExpr, Symbol, free_symbols, symbol
+from meshfuse.facts.sharding import Digits, axis_digits, canonical, local_extent
+from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
+from meshfuse.ir.fusion import TensorDef
+from meshfuse.ir.mesh import ParallelType
+from meshfuse.ir.program import Program
+from meshfuse.ir.schedule import Merge, Schedule, Split, Step, step_results
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Localized:
+    """A Program of local extents, and what its size symbols are in the sizes of the global one."""
+
+    program: Program
+    sizes: Mapping[str, IntExpr]
+
+
+def localize(program: Program) -> Localized:
+    """The program of one rank.
+
+    Raises Unsupported where a rank holds strided pieces of an axis, for stream leaves, and for
+    kernel schedules that a mesh split does not leave whole.
+    """
+    namer = _SizeNamer(_names_in_use(program), {}, {})
+    tensors: dict[TensorName, TensorDef] = {}
+    schedules: dict[TensorName, Schedule] = {}
+    for name in program.fusion.tensors:
+        tensors[name] = _local_definition(program, name, namer)
+        schedules[name] = _local_schedule(program, name, tensors[name])
+    namer.note_symbols(
+        operand
+        for expr in program.fusion.exprs
+        for operand in expr.ins
+        if isinstance(operand, IntExpr)
+    )
+    namer.note_symbols(
+        step.factor
+        for schedule in schedules.values()
+        for step in schedule.steps
+        if isinstance(step, Split)
+    )
+    fusion = replace(program.fusion, tensors=tensors)
+    return Localized(replace(program, fusion=fusion, schedules=schedules), namer.sizes)
+
+
+# Extents.
+
+
+@final
+@dataclass(slots=True)
+class _SizeNamer:
+    """Gives local extents their symbols: mutable, private to one call of `localize`."""
+
+    taken: frozenset[str]
+    symbols: dict[IntExpr, IntExpr]
+    sizes: dict[str, IntExpr]
+
+    def local(self, extent: IntExpr) -> IntExpr:
+        """A constant or symbol as it is, anything else as one fresh symbol per expression."""
+        if isinstance(extent, Const):
+            return extent
+        if isinstance(extent, Symbol):
+            self.sizes[extent.name] = extent
+            return extent
+        if extent not in self.symbols:
+            name = self._fresh()
+            fact = symbol(name, extent.low, extent.high, max(extent.divisor, 1))
+            self.symbols[extent], self.sizes[name] = fact, extent
+        return self.symbols[extent]
+
+    def _fresh(self) -> str:
+        number = len(self.symbols)
+        while f"e{number}" in self.taken or f"e{number}" in self.sizes:
+            number += 1
+        return f"e{number}"
+
+    def note_symbols(self, expressions: Iterable[IntExpr]) -> None:
+        """Global sizes that stay in the program."""
+        for e in expressions:
+            self.sizes.update({found.name: found for found in free_symbols(e)})
+
+
+def _names_in_use(program: Program) -> frozenset[str]:
+    names: set[str] = {*program.fusion.tensors, *program.fusion.scalars}
+    for definition in program.fusion.tensors.values():
+        for axis in (*definition.root, *definition.logical):
+            names.update(found.name for found in free_symbols(axis.extent))
+    return frozenset(names)
+
+
+def _local_definition(program: Program, tensor: TensorName, namer: _SizeNamer) -> TensorDef:
+    definition, mesh = program.tensor(tensor), program.schedule(tensor).mesh
+    digits = axis_digits(program, tensor)
+    logical: list[IterDomain] = []
+    for axis in definition.logical:
+        if axis.kind is AxisKind.partial:
+            continue
+        own = canonical(digits[axis.name], axis.extent, mesh)
+        if not _holds_one_block_or_cycle(own):
+            raise Unsupported(
+                f"localize: {tensor}, axis {axis}: a rank holds strided pieces of it; kernels take "
+                "a leading or trailing mesh split"
+            )
+        logical.append(replace(axis, extent=namer.local(local_extent(own))))
+    if len(logical) == len(definition.logical):
+        _check_root_is_whole(program, tensor)
+        return replace(definition, logical=tuple(logical))
+    roots = [axis.kind for axis in definition.maybe_root]
+    if [axis.kind for axis in logical] != roots:
+        raise InvariantError(f"localize: {tensor}: {logical} and its root {roots} differ in kinds")
+    return replace(definition, logical=tuple(logical), root=(), root_steps=())
+
+
+def _holds_one_block_or_cycle(digits: Digits) -> bool:
+    """Whether the local digits, of which there may be none, are neighbours."""
+    return sum(digit.owner is None for digit in digits) <= 1
+
+
+def _check_root_is_whole(program: Program, tensor: TensorName) -> None:
+    schedule = program.schedule(tensor)
+    if program.tensor(tensor).root and any(b.is_mesh for b in schedule.bindings.values()):
+        raise Unsupported(
+            f"localize: {tensor} is reshaped and split over a mesh; its root has no local form yet"
+        )
+
+
+# Schedules.
+
+
+def _local_schedule(program: Program, tensor: TensorName, local: TensorDef) -> Schedule:
+    """The schedule without mesh leaves, and without steps where it binds no other leaf."""
+    schedule = program.schedule(tensor)
+    axes = tuple(axis.name for axis in local.logical)
+    bindings = {
+        leaf: bound
+        for leaf, bound in schedule.bindings.items()
+        if not bound.is_mesh and bound != ParallelType.serial
+    }
+    if ParallelType.stream in bindings.values():
+        raise Unsupported(f"localize: {tensor} has a stream leaf; loop over its chunks first")
+    if bindings or not any(bound.is_mesh for bound in schedule.bindings.values()):
+        steps, leaves, renamed = _without_mesh(tensor, schedule)
+        bindings = {renamed.get(leaf, leaf): bound for leaf, bound in bindings.items()}
+    else:
+        steps, leaves = (), axes
+    return replace(schedule, leaves=leaves, steps=steps, bindings=bindings, mesh=None)
+
+
+def _without_mesh(
+    tensor: TensorName, schedule: Schedule
+) -> tuple[tuple[Step, ...], tuple[AxisName, ...], dict[AxisName, AxisName]]:
+    """Steps and leaves without mesh splits, and the axes that take the names of what they are cut
+    from.
+
+    a0 -> (a1 on the mesh, a2), a2 -> (a3, a4)   becomes   a0 -> (a3, a4)
+    """
+    names: dict[AxisName, AxisName] = {}
+    kept: list[Step] = []
+    for step in reversed(schedule.steps):
+        on_mesh = [a for a in step_results(step) if schedule.binding(a).is_mesh]
+        if not on_mesh:
+            kept.insert(0, step)
+        elif isinstance(step, Split) and len(on_mesh) == 1:
+            rest = step.inner if step.outer in on_mesh else step.outer
+            names[rest] = step.source
+        else:
+            raise _not_whole(tensor, on_mesh[0])
+    for step in kept:
+        sized = step.inner if isinstance(step, Split) and step.inner_split else None
+        sized = step.outer if isinstance(step, Split) and not step.inner_split else sized
+        if sized in names.values():
+            raise _not_whole(tensor, sized)
+    final = {old: _final_name(old, names) for old in names}
+    derived = {axis for step in schedule.steps for axis in step_results(step)}
+    leaves = tuple(
+        final.get(leaf, leaf)
+        for leaf in schedule.leaves
+        if not (schedule.binding(leaf).is_mesh and leaf in derived)
+    )
+    return tuple(_renamed(step, final) for step in kept), leaves, final
+
+
+def _not_whole(tensor: TensorName, axis: AxisName | None) -> Unsupported:
+    return Unsupported(
+        f"localize: {tensor}, axis {axis}: its mesh split stands below a split or merge for the "
+        "kernel; split over the mesh first"
+    )
+
+
+def _final_name(axis: AxisName, names: Mapping[AxisName, AxisName]) -> AxisName:
+    while axis in names:
+        axis = names[axis]
+    return axis
+
+
+def _renamed(step: Step, names: Mapping[AxisName, AxisName]) -> Step:
+    def new(axis: AxisName) -> AxisName:
+        return names.get(axis, axis)
+
+    match step:
+        case Split(source, outer, inner):
+            return replace(step, source=new(source), outer=new(outer), inner=new(inner))
+        case Merge(outer, inner, out):
+            return Merge(new(outer), new(inner), new(out))

@@ -1,0 +1,112 @@
+"""A Kernel as text, by the grammar of base/text.py. `parser.parse_kernel` reads it back.
+
+kernel("k0") {
+  T0 = buffer(f32, [i0], [1])
+  T1 = buffer(f32, [i0], [1], written=true)
+  sizes(i0)
+  g0 = grid((i0 + 15) // 16)
+  n0 = tile(16)
+  v0 = load(T0, [16*g0 + n0], mask=[Bound(16*g0 + n0, i0)])
+  v1 = exp(f32, v0)
+  store(T1, [16*g0 + n0], v1, mask=[Bound(16*g0 + n0, i0)])
+}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from meshfuse.base.dtypes import DataType
+from meshfuse.base.text import Block, Grammar, Out, Rest
+from meshfuse.expr import IntExpr
+from meshfuse.ir.printer import IR_CODECS
+from meshfuse.kernel.nodes import STATEMENTS, BufferName, IndexName, Kernel, Statement, ValueName
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BufferStatement:
+    """`T0 = buffer(f32, [i0], [1])`: a Buffer."""
+
+    name: Out[BufferName]
+    dtype: DataType
+    shape: tuple[IntExpr, ...]
+    strides: tuple[IntExpr, ...]
+    written: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScalarStatement:
+    """`c0 = scalar(f64)`: a ScalarParameter."""
+
+    name: Out[ValueName]
+    dtype: DataType
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SizesStatement:
+    """`sizes(i0, T0_s1)`: the size symbols, in argument order."""
+
+    names: Rest[tuple[IndexName, ...]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GridStatement:
+    """`g0 = grid(i0)`: a GridAxis."""
+
+    name: Out[IndexName]
+    extent: IntExpr
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TileStatement:
+    """`n0 = tile(16)`: a TileAxis."""
+
+    name: Out[IndexName]
+    size: int
+
+
+KernelLine = (
+    BufferStatement | ScalarStatement | SizesStatement | GridStatement | TileStatement | Statement
+)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KernelStatement:
+    """`kernel("name") { ... }`."""
+
+    name: str
+    lines: Block[tuple[KernelLine, ...]]
+
+
+KERNEL_GRAMMAR: Final = Grammar(
+    (
+        KernelStatement,
+        BufferStatement,
+        ScalarStatement,
+        SizesStatement,
+        GridStatement,
+        TileStatement,
+        *STATEMENTS,
+    ),
+    IR_CODECS,
+)
+
+
+def print_kernel(kernel: Kernel) -> str:
+    """The text of a kernel, without a final newline."""
+    lines: list[KernelLine] = [
+        *(BufferStatement(b.name, b.dtype, b.shape, b.strides, b.written) for b in kernel.buffers),
+        *(ScalarStatement(scalar.name, scalar.dtype) for scalar in kernel.scalars),
+    ]
+    if kernel.sizes:
+        lines.append(SizesStatement(kernel.sizes))
+    lines += [GridStatement(axis.name, axis.extent) for axis in kernel.grid]
+    lines += [TileStatement(axis.name, axis.size) for axis in kernel.tiles]
+    return KERNEL_GRAMMAR.print(KernelStatement(kernel.name, (*lines, *kernel.body)))
