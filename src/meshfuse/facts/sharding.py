@@ -1,34 +1,265 @@
-"""Shardings: which rank holds what, derived from the loop nest and compared structurally (law L10)."""
+"""Shardings: which rank holds what. Derived from loop nests, compared structurally (law L10)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import singledispatch
 from typing import final
 
-from meshfuse.expr.nodes import IntExpr
+from meshfuse.base.errors import InvariantError, Unsupported, UserError
+from meshfuse.expr import IntExpr, ceildiv, const, floordiv, known_equal, mod, mul
+from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
+from meshfuse.ir.comm import AllReduce, ReduceScatter
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
+from meshfuse.ir.ops import Expr, Linear, MatMul, Reduction, Set
+from meshfuse.ir.program import Program
+from meshfuse.ir.schedule import Merge, Split, Step
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Digit:
-    """One digit of a tensor axis' index, and who owns it: a mesh axis, or None for the local memory."""
+    """One digit of an axis' index, and who owns it: a mesh axis, or None for local memory."""
 
     extent: IntExpr
     owner: ParallelType | None = None
 
 
+Digits = tuple[Digit, ...]
+"""The digits of one axis, most significant first."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Mesh, and per tensor axis its digits, most significant first; the product of their extents covers the axis.
+    """Mesh, and per tensor axis its digits, the product of whose extents covers the axis.
 
-    A leading mesh digit is a block sharding, a trailing one cyclic, a middle one strided. `partial` names
-    the mesh axes along which ranks hold terms of a reduction, with the reduction's name. Canonical: neighbouring local digits
-    are merged, mesh axes of size 1 dropped, so equal placements are equal values.
+    A leading mesh digit is a block sharding, a trailing one cyclic, a middle one strided. `partial`
+    names the mesh axes along which ranks hold terms of a reduction, with the reduction's name.
+    Canonical: neighbouring local digits are merged, mesh axes of size 1 dropped, so equal
+    placements are equal values.
     """
 
     mesh: DeviceMesh | None
-    axes: tuple[tuple[Digit, ...], ...]
-    partial: Mapping[ParallelType, str] = field(default_factory=dict)
+    axes: tuple[Digits, ...]
+    partial: Mapping[ParallelType, str] = field(default_factory=dict[ParallelType, str])
+
+
+# Deriving.
+
+
+def sharding_of(program: Program, tensor: TensorName) -> Sharding:
+    """The sharding that the schedule of `tensor` says. Stream, block and thread leaves are local.
+
+    Raises UserError for a mesh axis that the tensor's mesh lacks, Unsupported for a mesh leaf below
+    a merge that belongs to neither of the merged axes.
+    """
+    definition, mesh = program.tensor(tensor), program.schedule(tensor).mesh
+    digits = axis_digits(program, tensor)
+    axes = tuple(canonical(digits[a.name], a.extent, mesh) for a in definition.tensor_axes)
+    waiting = [a for a in definition.logical if a.kind is AxisKind.partial]
+    if not waiting:
+        return Sharding(mesh, axes)
+    function = _reduction_behind(program, tensor)
+    owners = {owner: function for a in waiting for owner in owners_of(digits[a.name], mesh)}
+    return Sharding(mesh, axes, owners)
+
+
+def axis_digits(program: Program, tensor: TensorName) -> dict[AxisName, Digits]:
+    """The digits of each root and logical axis, tensor axis or not, as the loop nest has them."""
+    schedule, axes = program.schedule(tensor), program.all_axes(tensor)
+    digits: dict[AxisName, Digits] = {}
+    for leaf in schedule.leaves:
+        binding = schedule.binding(leaf)
+        if binding.is_mesh and schedule.mesh is not None and not schedule.mesh.has(binding):
+            raise UserError(
+                f"{tensor}, loop axis {axes[leaf]}: {binding} is no axis of {schedule.mesh}"
+            )
+        digits[leaf] = (Digit(axes[leaf].extent, binding if binding.is_mesh else None),)
+    for step in reversed((*program.tensor(tensor).root_steps, *schedule.steps)):
+        _undo(step, digits, axes, tensor)
+    return digits
+
+
+def _undo(
+    step: Step,
+    digits: dict[AxisName, Digits],
+    axes: Mapping[AxisName, IterDomain],
+    tensor: TensorName,
+) -> None:
+    """Add the digits of the axes that `step` consumes."""
+    match step:
+        case Split(source, outer, inner):
+            digits[source] = digits[outer] + digits[inner]
+        case Merge(outer, inner, out):
+            pair = _unmerge(digits[out], axes[outer], axes[inner])
+            if pair is None:
+                raise Unsupported(
+                    f"sharding of {tensor}: axis {out} merges {axes[outer]} and {axes[inner]}, "
+                    "and a mesh leaf below it belongs to neither; split before merging"
+                )
+            digits[outer], digits[inner] = pair
+
+
+def local_extents(program: Program, tensor: TensorName) -> tuple[IntExpr, ...]:
+    """What one rank holds of each tensor axis; the largest block where blocks are uneven."""
+    sharding = sharding_of(program, tensor)
+    return tuple(local_extent(digits) for digits in sharding.axes)
+
+
+def local_extent(digits: Sequence[Digit]) -> IntExpr:
+    """The product of the local digits."""
+    return mul(const(1), *(digit.extent for digit in digits if digit.owner is None))
+
+
+def reduced_mesh_axes(
+    program: Program, tensor: TensorName
+) -> tuple[tuple[ParallelType, AxisName], ...]:
+    """Mesh axes bound below a reduced logical axis, with that axis: reductions that cross ranks.
+
+    Mesh axes of size 1 are left out.
+    """
+    mesh = program.schedule(tensor).mesh
+    reduced = [a for a in program.tensor(tensor).logical if a.kind is AxisKind.reduction]
+    if mesh is None or not reduced or not has_mesh_leaf(program, tensor):
+        return ()
+    digits = axis_digits(program, tensor)
+    return tuple((owner, a.name) for a in reduced for owner in owners_of(digits[a.name], mesh))
+
+
+def has_mesh_leaf(program: Program, tensor: TensorName) -> bool:
+    """Whether any leaf is bound to a mesh axis."""
+    return any(binding.is_mesh for binding in program.schedule(tensor).bindings.values())
+
+
+# Normal form and questions.
+
+
+def canonical(digits: Sequence[Digit], extent: IntExpr, mesh: DeviceMesh | None) -> Digits:
+    """Drop digits that spread nothing, merge local neighbours; the last local one takes the rest.
+
+    [2@x, 3, n/6] -> [2@x, n/2]     [2, n/2] -> [n]     [1@x, n] -> [n] where x has one rank.
+    Without a mesh, every mesh digit stays.
+    """
+    merged: list[Digit] = []
+    for digit in digits:
+        if digit.owner is not None and not _spreads(digit.owner, mesh):
+            continue
+        if digit.owner is not None:
+            merged.append(_counting_ranks(digit, digit.owner, mesh))
+        elif merged and merged[-1].owner is None:
+            merged[-1] = Digit(merged[-1].extent * digit.extent)
+        elif digit.extent is not const(1):
+            merged.append(digit)
+    last = max((k for k, digit in enumerate(merged) if digit.owner is None), default=None)
+    if not merged:
+        return (Digit(extent),)
+    if last is None:
+        return tuple(merged)
+    others = mul(const(1), *(digit.extent for k, digit in enumerate(merged) if k != last))
+    rest = extent if others is const(1) else ceildiv(extent, others)
+    merged[last] = Digit(rest)
+    return tuple(digit for digit in merged if digit.owner or digit.extent is not const(1)) or (
+        Digit(extent),
+    )
+
+
+def keep_owners(
+    digits: Sequence[Digit],
+    owners: Sequence[ParallelType],
+    extent: IntExpr,
+    mesh: DeviceMesh | None,
+) -> Digits:
+    """The canonical digits after every mesh axis but `owners` is gathered."""
+    kept = (digit if digit.owner in owners else Digit(digit.extent) for digit in digits)
+    return canonical(tuple(kept), extent, mesh)
+
+
+def owners_of(digits: Sequence[Digit], mesh: DeviceMesh | None) -> tuple[ParallelType, ...]:
+    """The mesh axes that own a digit, most significant first, those of size 1 left out."""
+    return tuple(d.owner for d in digits if d.owner is not None and _spreads(d.owner, mesh))
+
+
+def axis_sharded_on(sharding: Sharding, parallel_type: ParallelType) -> int:
+    """The tensor axis that a mesh axis shards; -1 if none: replicated or partial along it."""
+    for position, digits in enumerate(sharding.axes):
+        if any(digit.owner == parallel_type for digit in digits):
+            return position
+    return -1
+
+
+def describe(sharding: Sharding) -> str:
+    """One line for messages: `[mesh_x{2} 3, 8] on DeviceMesh{0 1}, partial sum over mesh_y`."""
+
+    def digit_text(digit: Digit) -> str:
+        return str(digit.extent) if digit.owner is None else f"{digit.owner}{{{digit.extent}}}"
+
+    axes = ", ".join(" ".join(map(digit_text, digits)) for digits in sharding.axes)
+    waiting = "".join(f", partial {fn} over {owner}" for owner, fn in sharding.partial.items())
+    return f"[{axes}] on {sharding.mesh or 'no mesh'}{waiting}"
+
+
+def _spreads(owner: ParallelType, mesh: DeviceMesh | None) -> bool:
+    return mesh is None or not mesh.has(owner) or mesh.axis_size(owner) > 1
+
+
+def _counting_ranks(digit: Digit, owner: ParallelType, mesh: DeviceMesh | None) -> Digit:
+    """A symbolic axis bound as a whole has one block a rank, so that it equals a static one."""
+    if mesh is None or not mesh.has(owner):
+        return digit
+    return Digit(const(mesh.axis_size(owner)), owner)
+
+
+def _unmerge(digits: Digits, outer: IterDomain, inner: IterDomain) -> tuple[Digits, Digits] | None:
+    """Deal the digits of a merged axis out to its parts; None if a mesh digit straddles them."""
+    if all(digit.owner is None for digit in digits):
+        return (Digit(outer.extent),), (Digit(inner.extent),)
+    taken: list[Digit] = []
+    rest, needed = list(digits), inner.extent
+    while not known_equal(needed, 1):
+        if not rest:
+            return None
+        digit = rest.pop()
+        if known_equal(mod(needed, digit.extent), 0):
+            taken.insert(0, digit)
+            needed = floordiv(needed, digit.extent)
+        elif digit.owner is None and known_equal(mod(digit.extent, needed), 0):
+            taken.insert(0, Digit(needed))
+            rest.append(Digit(floordiv(digit.extent, needed)))
+            needed = const(1)
+        else:
+            return None
+    return tuple(rest) or (Digit(outer.extent),), tuple(taken)
+
+
+# The reduction behind a partial tensor.
+
+
+@singledispatch
+def reduction_function(expr: Expr) -> str | None:
+    """The row of REDUCTION_FUNCTIONS that combines terms across ranks; None where none does."""
+    return None
+
+
+@reduction_function.register(Reduction)
+@reduction_function.register(AllReduce)
+@reduction_function.register(ReduceScatter)
+def _(expr: Reduction | AllReduce | ReduceScatter) -> str | None:
+    return expr.function
+
+
+@reduction_function.register(Linear)
+@reduction_function.register(MatMul)
+def _(expr: Linear | MatMul) -> str | None:
+    return "sum"
+
+
+def _reduction_behind(program: Program, tensor: TensorName) -> str:
+    expr = program.fusion.definition(tensor)
+    while isinstance(expr, Set):
+        expr = program.fusion.definition(expr.src)
+    function = None if expr is None else reduction_function(expr)
+    if function is None:
+        raise InvariantError(f"{tensor} has a partial axis but {expr} makes no partial results")
+    return function

@@ -1,0 +1,147 @@
+"""Which axis of an operand is which axis of a result: producer.logical <-> consumer.root.
+
+Each expression states its map once, by position; by name it follows for every output, since the
+outputs of one expression have like axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import singledispatch
+
+from meshfuse.ir.axes import AxisKind, AxisName, TensorName
+from meshfuse.ir.comm import Communication
+from meshfuse.ir.infer import is_tensor
+from meshfuse.ir.ops import (
+    Broadcast,
+    Cast,
+    Expand,
+    Expr,
+    Linear,
+    MatMul,
+    Permute,
+    Pointwise,
+    Reduction,
+    Set,
+    Squeeze,
+    Welford,
+)
+from meshfuse.ir.program import Program
+
+Places = tuple[int | None, ...]
+"""For each tensor axis of an operand its place among the result's root (else logical) axes."""
+
+
+@singledispatch
+def axis_pairs(expr: Expr, program: Program) -> Mapping[int, Places]:
+    """Operand position -> places, broadcast axes included. Without an entry: maps nowhere."""
+    return {}
+
+
+@axis_pairs.register(Pointwise)
+def _(expr: Pointwise, program: Program) -> Mapping[int, Places]:
+    if not is_tensor(program, expr.out):
+        return {}
+    places = _tensor_places(program, TensorName(expr.out))
+    return {k: places for k, operand in enumerate(expr.args) if is_tensor(program, operand)}
+
+
+@axis_pairs.register(Cast)
+@axis_pairs.register(Set)
+@axis_pairs.register(Expand)
+@axis_pairs.register(Communication)
+def _(expr: Cast | Set | Expand | Communication, program: Program) -> Mapping[int, Places]:
+    return {0: _tensor_places(program, expr.out)}
+
+
+@axis_pairs.register(Broadcast)
+def _(expr: Broadcast, program: Program) -> Mapping[int, Places]:
+    kept = zip(_tensor_places(program, expr.out), expr.inserted, strict=True)
+    return {0: tuple(place for place, inserted in kept if not inserted)}
+
+
+@axis_pairs.register(Permute)
+def _(expr: Permute, program: Program) -> Mapping[int, Places]:
+    places = _tensor_places(program, expr.out)
+    return {0: tuple(places[expr.dims.index(k)] for k in range(len(expr.dims)))}
+
+
+@axis_pairs.register(Squeeze)
+def _(expr: Squeeze, program: Program) -> Mapping[int, Places]:
+    kept = iter(_tensor_places(program, expr.out))
+    ndim = program.tensor(expr.src).ndim
+    return {0: tuple(None if k in expr.dims else next(kept) for k in range(ndim))}
+
+
+@axis_pairs.register(Reduction)
+@axis_pairs.register(Welford)
+def _(expr: Reduction | Welford, program: Program) -> Mapping[int, Places]:
+    """The result keeps the reduced axes in place."""
+    return {0: tuple(range(program.tensor(expr.src).ndim))}
+
+
+@axis_pairs.register(MatMul)
+def _(expr: MatMul, program: Program) -> Mapping[int, Places]:
+    """a [*batch, m, k], b [*batch, k, n] -> [*batch, m, n, k]; batch axes align at the right."""
+    a_rank, b_rank = program.tensor(expr.a).ndim, program.tensor(expr.b).ndim
+    contracted = len(program.tensor(TensorName(expr.out)).maybe_root) - 1
+    batch = max(a_rank - 2, b_rank - 2, 0)
+    a_rows = (batch,) if a_rank > 1 else ()
+    b_columns = (contracted - 1,) if b_rank > 1 else ()
+    return {
+        0: (*range(batch - max(a_rank - 2, 0), batch), *a_rows, contracted),
+        1: (*range(batch - max(b_rank - 2, 0), batch), contracted, *b_columns),
+    }
+
+
+@axis_pairs.register(Linear)
+def _(expr: Linear, program: Program) -> Mapping[int, Places]:
+    """src [*batch, k], weight [*d, n, k], bias [*d, n] -> [*d, *batch, n, k]."""
+    contracted = len(program.tensor(TensorName(expr.out)).maybe_root) - 1
+    leading = max(program.tensor(expr.weight).ndim - 2, 0)
+    batch = program.tensor(expr.src).ndim - 1
+    columns = (contracted - 1,) if program.tensor(expr.weight).ndim > 1 else ()
+    places: dict[int, Places] = {
+        0: (*range(leading, leading + batch), contracted),
+        1: (*range(leading), *columns, contracted),
+    }
+    if expr.bias is not None:
+        places[2] = (*range(leading), *columns)
+    return places
+
+
+def axis_map(
+    expr: Expr, program: Program, src: TensorName, out: TensorName | None = None
+) -> dict[AxisName, AxisName]:
+    """Tensor axes of `src` -> root (else logical) axes of `out`, the first output unless given.
+
+    A broadcast axis that stretches is left out: each rank has all of it. Where `expr` reads `src`
+    twice, the first operand that places an axis decides.
+    """
+    found: dict[AxisName, AxisName] = {}
+    for position, operand in enumerate(expr.ins):
+        if operand == src:
+            found = {**operand_axis_map(expr, program, position, out), **found}
+    return found
+
+
+def operand_axis_map(
+    expr: Expr, program: Program, position: int, out: TensorName | None = None
+) -> dict[AxisName, AxisName]:
+    """As `axis_map`, for the operand at `position` alone."""
+    places = axis_pairs(expr, program).get(position)
+    if places is None:
+        return {}
+    source = program.tensor(TensorName(str(expr.ins[position])))
+    target = program.tensor(out or TensorName(expr.outs[0])).maybe_root
+    return {
+        axis.name: target[place].name
+        for axis, place in zip(source.tensor_axes, places, strict=True)
+        if place is not None
+        and (axis.kind is not AxisKind.broadcast or target[place].kind is AxisKind.broadcast)
+    }
+
+
+def _tensor_places(program: Program, out: TensorName) -> tuple[int, ...]:
+    axes = enumerate(program.tensor(out).maybe_root)
+    return tuple(place for place, axis in axes if axis.kind.is_tensor_axis)
