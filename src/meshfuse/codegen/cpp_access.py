@@ -1,8 +1,8 @@
 """Masks, loads and stores in C++.
 
-A mask that cuts off the end of a tile, the usual kind, is a count of active lanes, and the whole tile
-takes the vector path. Any other mask, and any address that is not affine in the tile axis, makes a loop
-over the lanes.
+A mask that cuts off the end of a tile, the usual kind, is a count of active lanes, and the whole
+tile takes the vector path. Any other mask, and any address that is not affine in the tile axis,
+makes a loop over the lanes.
 """
 
 from __future__ import annotations
