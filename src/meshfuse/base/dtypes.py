@@ -102,9 +102,10 @@ def promote(
 ) -> DataType:
     """Promoted type of operands in three groups of falling priority.
 
-    A lower group matters only when it raises the category; then both types are promoted together, so
-    an Int tensor with a Double scalar gives Double (nvFuser's rule; torch would say float32). A lower
-    group that raises bool to int gives its own type. The result is not yet widened from 16 bits.
+    A lower group matters only when it raises the category; then both types are promoted together,
+    so an Int tensor with a Double scalar gives Double (nvFuser's rule; torch would say float32). A
+    lower group that raises bool to int gives its own type. The result is not yet widened from 16
+    bits.
     """
     groups = [g for g in (dimensioned, zero_dim, scalars) if g]
     result = _join(groups[0])

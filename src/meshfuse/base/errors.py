@@ -1,4 +1,4 @@
-"""The error classes of meshfuse. Each derives from the built-in type that users of the field catch."""
+"""The error classes. Each derives from the built-in type that users of the field catch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class MeshfuseError(Exception):
 
 
 class UserError(MeshfuseError, RuntimeError):
-    """A call that cannot be honoured. The text restates the call and says what would be accepted."""
+    """A call that cannot be honoured. Restates the call and says what would be accepted."""
 
 
 class UserTypeError(MeshfuseError, TypeError):
@@ -24,7 +24,7 @@ class UserAssertionError(MeshfuseError, AssertionError):
 
 
 class Unsupported(MeshfuseError, RuntimeError):
-    """A legal program that this version cannot run. Names stage, tensor and nearest supported form."""
+    """A legal program that this version cannot run. Names the tensor and what would do."""
 
 
 class InvariantError(MeshfuseError, RuntimeError):

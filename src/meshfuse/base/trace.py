@@ -12,8 +12,8 @@ class Note:
     """One decision of the compiler.
 
     `subject` is the tensor or expression concerned, `kind` a short stable word (for example
-    "all_gather", "copy", "fallback", "gathered"), `bytes` an expression in the program's sizes for what
-    moves or is written on one rank ("" where nothing does).
+    "all_gather", "copy", "fallback", "gathered"), `bytes` an expression in the program's sizes for
+    what moves or is written on one rank ("" where nothing does).
     """
 
     stage: str

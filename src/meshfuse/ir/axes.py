@@ -1,4 +1,4 @@
-"""Axes and names. A tensor, a scalar and an axis of the IR are names; tables of the Program describe them."""
+"""Axes and names. Tensors, scalars and axes are names, which tables of the Program describe."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class AxisKind(Enum):
     """What an axis is to its tensor. The value is the letter of program text.
 
     iteration: a tensor axis. broadcast: a tensor axis of extent 1 that stretches against others.
-    reduction: reduced by the defining op; no tensor axis. partial: the ranks along a mesh axis each hold
-    one term of a reduction that is still to be done across them; no tensor axis, no local size.
+    reduction: reduced by the defining op; no tensor axis. partial: the ranks along a mesh axis each
+    hold one term of a reduction that is still to be done across them; no tensor axis, no local
+    size.
     """
 
     iteration = "i"

@@ -1,7 +1,8 @@
 """Communication expressions: pure redistributions along one mesh axis, made by decomposition only.
 
-`src` and `out` have the same tensor axes; they differ in sharding on `mesh_axis` alone. `axis` counts
-tensor axes. The team of a rank is its line through the mesh along `mesh_axis`, in mesh order.
+`src` and `out` have the same tensor axes; they differ in sharding on `mesh_axis` alone. `axis`
+counts tensor axes. The team of a rank is its line through the mesh along `mesh_axis`, in mesh
+order.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Communication(UnaryExpr):
 @final
 @dataclass(frozen=True, slots=True)
 class AllGather(Communication):
-    """`src` holds block k of tensor axis `axis` on the k-th rank of the team; `out` holds all blocks everywhere."""
+    """`src` is block k of `axis` on the k-th rank of the team; `out` has all blocks everywhere."""
 
     out: Out[TensorName]
     src: TensorName
@@ -36,7 +37,7 @@ class AllGather(Communication):
 @final
 @dataclass(frozen=True, slots=True)
 class AllReduce(Communication):
-    """`src` is partial over `mesh_axis`; `out` is the reduction (a row of REDUCTION_FUNCTIONS) on every rank."""
+    """`src` is partial over `mesh_axis`; `out` is the whole reduction, on every rank."""
 
     out: Out[TensorName]
     src: TensorName
@@ -47,7 +48,7 @@ class AllReduce(Communication):
 @final
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Communication):
-    """`src` is partial over `mesh_axis`; the k-th rank of the team gets block k, along `axis`, of the reduction."""
+    """`src` is partial over `mesh_axis`; the k-th rank gets block k of `axis` of the reduction."""
 
     out: Out[TensorName]
     src: TensorName
@@ -59,7 +60,7 @@ class ReduceScatter(Communication):
 @final
 @dataclass(frozen=True, slots=True)
 class LocalSlice(Communication):
-    """`src` is replicated along `mesh_axis`; the k-th rank keeps block k of `axis`. A view: nothing moves."""
+    """`src` is replicated along `mesh_axis`; the k-th rank keeps block k of `axis`: a view."""
 
     out: Out[TensorName]
     src: TensorName

@@ -1,4 +1,4 @@
-"""The mathematics of a program: tensors, scalars, expressions, inputs and outputs. Frozen (law L2)."""
+"""The mathematics of a program: tensors, scalars, expressions, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from meshfuse.ir.schedule import Step
 @final
 @dataclass(frozen=True, slots=True)
 class TensorDef:
-    """A tensor: element type and logical axes, the tensor axes in order with reduced axes among them.
+    """A tensor: element type and logical axes, in order, with reduced axes among them.
 
-    `root` is the defining op's own view of the axes where it differs from the logical ones; `root_steps`
-    lead from root to logical (rfactor, reshape). Producer.logical maps to consumer.root. `is_cpu`: a 0-dim
-    CPU scalar of a GPU program.
+    `root` is the defining op's own view of the axes where it differs from the logical ones;
+    `root_steps` lead from root to logical (rfactor, reshape). Producer.logical maps to
+    consumer.root. `is_cpu`: a 0-dim CPU scalar of a GPU program.
     """
 
     dtype: DataType
@@ -30,7 +30,7 @@ class TensorDef:
 
     @property
     def maybe_root(self) -> tuple[IterDomain, ...]:
-        """Root axes where there are any, else the logical ones: what the defining expression speaks of."""
+        """Root axes, else the logical ones: what the defining expression speaks of."""
         return self.root or self.logical
 
     @property
@@ -63,7 +63,7 @@ class Output:
 @final
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """Tensors and scalars by name, expressions in an order that defines before use, inputs and outputs in call order."""
+    """Tensors and scalars by name, expressions in order of definition, inputs and outputs."""
 
     tensors: Mapping[TensorName, TensorDef] = field(default_factory=dict[TensorName, TensorDef])
     scalars: Mapping[ScalarName, ScalarDef] = field(default_factory=dict[ScalarName, ScalarDef])
@@ -72,7 +72,7 @@ class Fusion:
     outputs: tuple[Output, ...] = ()
 
     def definition(self, name: TensorName | ScalarName) -> Expr | None:
-        """The expression that defines `name`; None for an input. Linear: loops want `facts.definitions`."""
+        """The expression that defines `name`, None for an input. Loops want `facts.definitions`."""
         return next((expr for expr in self.exprs if name in expr.outs), None)
 
     def axis(self, tensor: TensorName, name: AxisName) -> IterDomain:

@@ -1,4 +1,4 @@
-"""Device meshes and parallel types. Device, stream, block and thread parallelism are one type (law L3)."""
+"""Device meshes, and one type for device, stream, block and thread parallelism (law L3)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MESH_LETTERS = "xyz"
 class ParallelType:
     """How the iterations of a loop axis are spread.
 
-    `mesh_x`, `mesh_y`, `mesh_z` are the last, second to last and third to last axis of the tensor's mesh;
-    `ParallelType.mesh(k)` names any further one. `stream` is a host loop over streams, `grid_*` a parallel
-    loop over independent programs, `block_*`, `vectorize` and `unroll` lie inside one program, `serial` is
-    a plain loop.
+    `mesh_x`, `mesh_y`, `mesh_z` are the last, second to last and third to last axis of the tensor's
+    mesh; `ParallelType.mesh(k)` names any further one. `stream` is a host loop over streams,
+    `grid_*` a parallel loop over independent programs, `block_*`, `vectorize` and `unroll` lie
+    inside one program, `serial` is a plain loop.
     """
 
     name: str
@@ -81,7 +81,7 @@ for _name in PARALLEL_TYPE_NAMES:
 @final
 @dataclass(frozen=True, slots=True)
 class DeviceMesh:
-    """An array of distinct ranks, of any rank: `ids` in row-major order, `shape`, and a name per axis ("" for none)."""
+    """An array of distinct ranks: `ids` in row-major order, and a name per axis ("" for none)."""
 
     ids: tuple[int, ...]
     shape: tuple[int, ...]

@@ -1,8 +1,8 @@
-"""The expressions of the IR. An expression defines its outputs from its inputs; all of them are names.
+"""The expressions of the IR. Each defines its outputs from its inputs; all of them are names.
 
-Fields marked `out` print left of the equals sign, `op` is the printed name, the rest are arguments. Adding
-an op: its class and prose here, then one registration in each interpretation (infer, axis pairs,
-sharding rule, evaluate, lower); the layer test names what is missing.
+`Out` fields print left of the equals sign, `OpNames` ones are the printed name, the rest are
+arguments. Adding an op: its class and prose here, then one registration in each interpretation (infer, axis
+pairs, sharding rule, evaluate, lower); the layer test names what is missing.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Pointwise(Expr):
 @final
 @dataclass(frozen=True, slots=True)
 class Cast(UnaryExpr):
-    """Convert each element to the type of `out`: floats round to nearest even, float to integer truncates."""
+    """Convert each element to the type of `out`: to nearest even, or to an integer towards 0."""
 
     out: Out[TensorName]
     src: TensorName
@@ -106,7 +106,7 @@ class Set(UnaryExpr):
 @final
 @dataclass(frozen=True, slots=True)
 class Broadcast(UnaryExpr):
-    """Insert a broadcast axis (extent 1) wherever `inserted` is true; the false entries are the axes of `src`."""
+    """Insert a broadcast axis where `inserted` is true; the false entries are the axes of `src`."""
 
     out: Out[TensorName]
     src: TensorName
@@ -116,7 +116,7 @@ class Broadcast(UnaryExpr):
 @final
 @dataclass(frozen=True, slots=True)
 class Expand(UnaryExpr):
-    """Repeat along axes that are broadcast in `src` and iteration in `out`; all other axes are unchanged."""
+    """Repeat along axes that are broadcast in `src` and iteration in `out`."""
 
     out: Out[TensorName]
     src: TensorName
@@ -147,8 +147,8 @@ class Squeeze(UnaryExpr):
 class Reduction(UnaryExpr):
     """Reduce tensor axes `axes` of `src` by a row of `REDUCTION_FUNCTIONS`.
 
-    `out` keeps them among its (root) axes, in place, with kind reduction. Floats of 16 bits accumulate
-    in float32.
+    `out` keeps them among its (root) axes, in place, with kind reduction. Floats of 16 bits
+    accumulate in float32.
     """
 
     out: Out[TensorName]
@@ -160,10 +160,10 @@ class Reduction(UnaryExpr):
 @final
 @dataclass(frozen=True, slots=True)
 class Welford(Expr):
-    """Mean, sum of squared deviations (m2) and count over tensor axes `axes` of `src`, in one sweep.
+    """Mean, sum of squared deviations (m2) and count over tensor axes `axes` of `src`.
 
-    Welford, Technometrics 4 (1962); partial results combine as in Chan, Golub and LeVeque (1979). The
-    outputs keep the reduced axes as a Reduction's do; `count` is int64.
+    Welford, Technometrics 4 (1962); partial results combine as in Chan, Golub and LeVeque (1979).
+    The outputs keep the reduced axes as a Reduction's do; `count` is int64.
     """
 
     mean: Out[TensorName]
@@ -184,9 +184,10 @@ class Welford(Expr):
 @final
 @dataclass(frozen=True, slots=True)
 class MatMul(Expr):
-    """torch.matmul of equal element types, both of rank >= 1. The contracted axis is the last axis of `out`, kind reduction.
+    """torch.matmul of equal element types, both of rank >= 1.
 
-    Batch axes broadcast; a rank-1 operand has no m (or n) axis.
+    Batch axes broadcast; a rank-1 operand has no m (or n) axis. The contracted axis is the last
+    axis of `out`, kind reduction.
     """
 
     out: Out[TensorName]
@@ -205,7 +206,7 @@ class MatMul(Expr):
 @final
 @dataclass(frozen=True, slots=True)
 class Linear(Expr):
-    """src [*batch, k] times weight [*d, n, k] transposed, plus bias [*d, n]: out [*d, *batch, n, reduced k].
+    """src [*batch, k] by weight [*d, n, k], plus bias [*d, n]: out [*d, *batch, n, reduced k].
 
     The leading axes d of a weight of rank > 2 are batch axes of the weight alone.
     """

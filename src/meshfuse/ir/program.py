@@ -1,4 +1,4 @@
-"""A Program: a Fusion with the Schedule of each tensor. Passes map Programs to Programs (law L2)."""
+"""A Program: a Fusion with the Schedule of each tensor. Passes map Programs to Programs."""
 
 from __future__ import annotations
 

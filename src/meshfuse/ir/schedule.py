@@ -1,4 +1,4 @@
-"""The schedule of one tensor: how its loop nest derives from its logical axes, and what each loop is bound to."""
+"""The schedule of a tensor: how loops derive from logical axes, and what each is bound to."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from meshfuse.ir.mesh import DeviceMesh, ParallelType
 class Split:
     """source -> (outer, inner). index(source) = index(outer) * extent(inner) + index(inner).
 
-    inner_split: inner has extent `factor` and outer ceil(n / factor); otherwise outer has extent `factor`
-    and inner ceil(n / factor). The children have the kind of `source`.
+    inner_split: inner has extent `factor` and outer ceil(n / factor); otherwise outer has extent
+    `factor` and inner ceil(n / factor). The children have the kind of `source`.
     """
 
     source: AxisName
@@ -60,7 +60,7 @@ def step_results(step: Step) -> tuple[AxisName, ...]:
 
 
 class MemoryType(Enum):
-    """Where a tensor lives. `global` is a keyword: reach it by getattr or as `MemoryType.global_`."""
+    """Where a tensor lives. `global` is a keyword: getattr has it, or `MemoryType.global_`."""
 
     tensor = "tensor"
     local = "local"
@@ -75,11 +75,11 @@ setattr(MemoryType, "global", MemoryType.global_)
 @final
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Memory layout: a permutation of the logical tensor axes, slowest first, and a contiguity flag for each.
+    """Memory layout: the logical tensor axes, slowest first, and a contiguity flag for each.
 
-    A true flag: the axis' stride is size * stride of the next non-broadcast axis to its right (1 for the
-    last). False: any stride. None: a broadcast axis, or an expanded one (stride 0). Mesh and stream leaves
-    never stand here.
+    A true flag: the axis' stride is size * stride of the next non-broadcast axis to its right (1
+    for the last). False: any stride. None: a broadcast axis, or an expanded one (stride 0). Mesh
+    and stream leaves never stand here.
     """
 
     order: tuple[AxisName, ...]
@@ -89,11 +89,12 @@ class Allocation:
 @final
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Derivation steps, ordered leaves (the loop nest), and what each leaf is bound to. Law L4: extend only.
+    """Derivation steps, leaves (the loop nest), and what each is bound to. Law L4: extend only.
 
     A leaf that `bindings` does not name is serial. A mesh axis on a reduction leaf says that the
-    reduction crosses ranks; at most one iteration leaf carries a given mesh axis. `inline_depth` is the
-    number of outer leaves shared with the consumers. `allocation` None: row-major and contiguous.
+    reduction crosses ranks; at most one iteration leaf carries a given mesh axis. `inline_depth` is
+    the number of outer leaves shared with the consumers. `allocation` None: row-major and
+    contiguous.
     """
 
     leaves: tuple[AxisName, ...]
