@@ -1,8 +1,8 @@
 """The expressions of the IR. Each defines its outputs from its inputs; all of them are names.
 
 `Out` fields print left of the equals sign, `OpNames` ones are the printed name, the rest are
-arguments. Adding an op: its class and prose here, then one registration in each interpretation (infer, axis
-pairs, sharding rule, evaluate, lower); the layer test names what is missing.
+arguments. Adding an op: its class and prose here, then one registration in each interpretation
+(infer, axis pairs, sharding rule, evaluate, lower); the layer test names what is missing.
 """
 
 from __future__ import annotations
