@@ -1,20 +1,21 @@
-"""Handles: TensorView, IterDomain, Val. Each is a (recording, name) pair without other state."""
+"""TensorView and Val: handles with arithmetic. Each is a (recording, name) pair, nothing more."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
+from meshfuse.api.iter_domain import IterDomain, TensorDomain, iter_domain
+from meshfuse.api.mesh import DeviceMesh
 from meshfuse.api.recording import Call, Handle, Recording, source_name, to_source
-from meshfuse.base.dtypes import DataType, Scalar, dtype_of_value, is_integral
+from meshfuse.base.dtypes import DataType, Scalar, dtype_of_value
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.expr.nodes import Const, IntExpr
 from meshfuse.expr.simplify import as_expr
-from meshfuse.ir import axes, build, transforms
-from meshfuse.ir.axes import AxisKind, AxisName, ScalarName, TensorName
+from meshfuse.ir import build, transforms
+from meshfuse.ir.axes import AxisName, ScalarName, TensorName
 from meshfuse.ir.describe import describe
 from meshfuse.ir.fusion import TensorDef
-from meshfuse.ir.mesh import DeviceMesh, ParallelType
 from meshfuse.ir.ops import Literal, Operand
 from meshfuse.ir.schedule import Schedule
 
@@ -99,6 +100,8 @@ class Val(Arithmetic):
                 return to_source(value)
             case Literal(value, dtype):
                 return f"fd.define_scalar({to_source(value)}, dtype={dtype!r})"
+            case Const(value=value):
+                return str(value)
             case IntExpr():
                 return f"({self.recording.size_source(self.operand)})"
             case name:
@@ -163,6 +166,10 @@ class TensorView(Arithmetic):
 
     def get_loop_domain(self) -> list[IterDomain]:
         return self._axes(self._schedule().leaves)
+
+    def extent_of(self, axis: AxisName) -> Val:
+        """Global extent of any axis of this tensor, by name."""
+        return scalar(self.recording, self.recording.program.all_axes(self.name)[axis].extent)
 
     def domain(self) -> TensorDomain:
         """The axes, for printing."""
@@ -233,8 +240,8 @@ class TensorView(Arithmetic):
                 f"{self.name}.set_device_mesh({mesh!r}): takes a multidevice.DeviceMesh"
             )
         self.recording.change(
-            Call("set_device_mesh", (mesh,), receiver=self),
-            lambda program: transforms.set_device_mesh(program, self.name, mesh),
+            Call("set_device_mesh", (mesh.ranks,), receiver=self),
+            lambda program: transforms.set_device_mesh(program, self.name, mesh.ranks),
         )
 
     def set_allocation_domain(
@@ -284,87 +291,6 @@ class TensorView(Arithmetic):
         return [iter_domain(self, name) for name in names]
 
 
-@final
-class IterDomain(Handle):
-    """An axis of a tensor: logical, or derived by a split or merge."""
-
-    __slots__ = ("name", "tensor")
-    tensor: TensorView
-    name: AxisName
-
-    def __init__(self, tensor: TensorView, name: AxisName) -> None:
-        self.recording = tensor.recording
-        self.tensor = tensor
-        self.name = name
-
-    def is_reduction(self) -> bool:
-        return self._definition().kind is AxisKind.reduction
-
-    def is_broadcast(self) -> bool:
-        return self._definition().kind is AxisKind.broadcast
-
-    def extent(self) -> Val:
-        """Global extent."""
-        return scalar(self.recording, self._definition().extent)
-
-    def parallel_type(self) -> ParallelType:
-        return self.recording.program.schedule(self.tensor.name).binding(self.name)
-
-    def parallelize(self, parallel_type: ParallelType) -> None:
-        """Bind this loop axis to a mesh axis, the stream loop, or a parallelism of the kernel.
-
-        UserError for an axis that has been split or merged, one that is bound to another type, and
-        for a mesh axis that the tensor has already spent on another iteration axis.
-        """
-        if not isinstance(parallel_type, ParallelType):
-            raise UserTypeError(
-                f"{self.to_text()}.parallelize({parallel_type!r}): takes a ParallelType"
-            )
-        self.recording.change(
-            Call("parallelize", (parallel_type,), receiver=self),
-            lambda program: transforms.parallelize(
-                program, self.tensor.name, self.name, parallel_type
-            ),
-        )
-
-    def to_source(self) -> str:
-        leaves = self.recording.program.schedule(self.tensor.name).leaves
-        if self.name in leaves:
-            return f"{self.tensor.to_source()}.axis({leaves.index(self.name)})"
-        definition = self.recording.program.tensor(self.tensor.name)
-        logical = [axis.name for axis in definition.logical]
-        if self.name in logical:
-            return f"{self.tensor.to_source()}.get_logical_domain()[{logical.index(self.name)}]"
-        return self.name
-
-    def to_text(self) -> str:
-        return f"{self.tensor.name}'s axis {self.name}"
-
-    def __repr__(self) -> str:
-        return _describe_axis(self._definition(), self.parallel_type())
-
-    def _definition(self) -> axes.IterDomain:
-        return self.recording.program.all_axes(self.tensor.name)[self.name]
-
-
-@final
-class TensorDomain:
-    """The axes of a tensor as text: each loop axis with its extent and what it is bound to."""
-
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: TensorView) -> None:
-        self.tensor = tensor
-
-    def __repr__(self) -> str:
-        program, name = self.tensor.recording.program, self.tensor.name
-        schedule = program.schedule(name)
-        leaves = program.leaf_domains(name)
-        return (
-            f"[{', '.join(_describe_axis(leaf, schedule.binding(leaf.name)) for leaf in leaves)}]"
-        )
-
-
 Value = TensorView | Val | Scalar
 """What a pointwise operation takes."""
 
@@ -372,11 +298,6 @@ Value = TensorView | Val | Scalar
 def tensor_view(recording: Recording, name: str) -> TensorView:
     """The handle of a tensor."""
     return recording.handle(name, lambda: TensorView(recording, TensorName(name)))
-
-
-def iter_domain(tensor: TensorView, name: AxisName) -> IterDomain:
-    """The handle of an axis."""
-    return tensor.recording.handle((tensor.name, name), lambda: IterDomain(tensor, name))
 
 
 def scalar(recording: Recording, operand: ScalarOperand) -> Val:
@@ -421,6 +342,8 @@ def to_operand(call: Call, value: object) -> Operand:
 def to_scalar_operand(call: Call, value: object) -> ScalarOperand:
     """What the IR reads for a Val or a Python scalar."""
     match value:
+        case Val(operand=Const(value=size)):
+            return build.literal(size)
         case Val():
             return value.operand
         case bool() | int() | float():
@@ -441,10 +364,10 @@ def apply_function(
     """
     call = Call(f"fd.ops.{function}", tuple(values))
     recording = recording_of(call, values, bound)
-    operands = tuple(to_operand(call, value) for value in values)
-    size = _fold_sizes(function, operands)
+    size = _fold_sizes(function, values)
     if size is not None:
         return scalar(recording, size)
+    operands = tuple(to_operand(call, value) for value in values)
     (name,) = recording.define(
         call, lambda program: _single(build.pointwise(program, function, operands))
     )
@@ -458,32 +381,32 @@ def _single(built: tuple[Any, str]) -> tuple[Any, tuple[str]]:
     return program, (name,)
 
 
-def _fold_sizes(function: str, operands: Sequence[Operand]) -> IntExpr | None:
+def _fold_sizes(function: str, values: Sequence[object]) -> IntExpr | None:
     """Arithmetic on sizes stays an expression in sizes, so that it may be a shape."""
+    operands = [value.operand if isinstance(value, Val) else value for value in values]
     if not any(isinstance(operand, IntExpr) for operand in operands):
         return None
-    terms: list[IntExpr] = []
-    for operand in operands:
-        if isinstance(operand, IntExpr):
-            terms.append(operand)
-        elif isinstance(operand, Literal) and is_integral(operand.dtype):
-            terms.append(as_expr(int(operand.value)))
-        else:
-            return None
+    terms = [_as_size(operand) for operand in operands]
     match function, terms:
-        case "add", [a, b]:
+        case "add", [IntExpr() as a, IntExpr() as b]:
             return a + b
-        case "sub", [a, b]:
+        case "sub", [IntExpr() as a, IntExpr() as b]:
             return a - b
-        case "mul", [a, b]:
+        case "mul", [IntExpr() as a, IntExpr() as b]:
             return a * b
-        case "neg", [a]:
+        case "neg", [IntExpr() as a]:
             return -a
         case _:
             return None
 
 
-def _describe_axis(axis: axes.IterDomain, binding: ParallelType) -> str:
-    kind = "" if axis.kind.is_tensor_axis else f" {axis.kind.name}"
-    bound = "" if binding == ParallelType.serial else f" {binding}"
-    return f"{axis.extent}{kind}{bound}"
+def _as_size(operand: object) -> IntExpr | None:
+    match operand:
+        case IntExpr():
+            return operand
+        case Literal(int() as value, DataType.Int):
+            return as_expr(value)
+        case int() if not isinstance(operand, bool):
+            return as_expr(operand)
+        case _:
+            return None

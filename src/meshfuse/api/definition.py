@@ -1,0 +1,214 @@
+"""FusionDefinition: a program, said call by call, and run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, final, overload
+
+import torch
+
+from meshfuse.api.constants import constant
+from meshfuse.api.executor_cache import FusionExecutorCache
+from meshfuse.api.explain import explain
+from meshfuse.api.fusion_view import FusionView
+from meshfuse.api.ops import Operations
+from meshfuse.api.recording import Call, Recording
+from meshfuse.api.tensor_arguments import read_tensor_arguments
+from meshfuse.api.tensor_view import TensorView, Val, scalar, tensor_view
+from meshfuse.base.dtypes import DataType, Scalar, dtype_of_value
+from meshfuse.base.errors import UserError, UserTypeError
+from meshfuse.ir import build
+from meshfuse.ir.axes import ScalarName
+from meshfuse.ir.program import Program
+from meshfuse.runtime.torch_types import from_torch_dtype
+
+
+class EmptyDefinitionError(UserError, NotImplementedError):
+    """A definition that has nothing to run."""
+
+
+@final
+class FusionDefinition:
+    """A program on global shapes, and the schedule of the tensors that the user cares about.
+
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([-1, -1], contiguity=True)
+            fd.add_output(fd.ops.sum(fd.ops.exp(x), [1]))
+        [y] = fd.execute([torch.randn(4, 8)])
+
+    The first `execute` fixes the program. Handles stay readable.
+    """
+
+    def __init__(self) -> None:
+        self._recording = Recording()
+        self.ops = Operations(self._recording)
+        self.fusion = FusionView(self._recording)
+        self.fec = FusionExecutorCache(self._recording)
+
+    def __enter__(self) -> FusionDefinition:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing to undo; an exception goes on."""
+
+    # Inputs.
+
+    @overload
+    def define_tensor(
+        self,
+        shape: Sequence[int],
+        contiguity: bool | Sequence[bool | None] = False,
+        dtype: DataType = DataType.Float,
+        is_cpu: bool = False,
+        stride_order: Sequence[int] = (),
+    ) -> TensorView: ...
+    @overload
+    def define_tensor(
+        self,
+        sizes: Sequence[int],
+        strides: Sequence[int],
+        dtype: DataType = DataType.Float,
+        static_sizes: bool = False,
+        is_cpu: bool = False,
+    ) -> TensorView: ...
+    def define_tensor(self, *arguments: Any, **keywords: Any) -> TensorView:
+        """The next input tensor, on global shapes.
+
+        By shape: -1 is symbolic, 1 broadcasts, others are static. `contiguity`, slowest axis first:
+        True if the axis joins the next faster one without a gap (stride 1 for the fastest), False
+        for any stride, None for a broadcast axis; or one flag for all axes. `stride_order` numbers
+        the axes from the fastest, 0.
+        By sizes and strides: layout from the strides; sizes other than 1 become symbolic unless
+        `static_sizes`.
+        """
+        described = read_tensor_arguments(arguments, keywords)
+        (name,) = self._recording.define(
+            described.to_call(),
+            lambda program: _as_input(
+                build.define_tensor(
+                    program,
+                    described.shape,
+                    described.dtype,
+                    described.contiguity,
+                    described.stride_order,
+                    described.is_cpu,
+                )
+            ),
+        )
+        return tensor_view(self._recording, name)
+
+    def from_pytorch(self, tensor: torch.Tensor, static_sizes: bool = False) -> TensorView:
+        """The next input tensor, with the type, rank and layout of `tensor`."""
+        if not isinstance(tensor, torch.Tensor):
+            raise UserTypeError(
+                f"from_pytorch({tensor!r}): takes a torch tensor, got {type(tensor).__name__}"
+            )
+        return self.define_tensor(
+            sizes=list(tensor.size()),
+            strides=list(tensor.stride()),
+            dtype=from_torch_dtype(tensor.dtype),
+            static_sizes=static_sizes,
+            is_cpu=tensor.is_cpu and tensor.dim() == 0,
+        )
+
+    def define_scalar(
+        self, value: Scalar | DataType | None = None, dtype: DataType = DataType.Null
+    ) -> Val:
+        """The next input scalar, by default Double; a constant if `value` is given."""
+        if isinstance(value, DataType):
+            value, dtype = None, value
+        keywords: dict[str, object] = {} if dtype is DataType.Null else {"dtype": dtype}
+        call = Call("fd.define_scalar", () if value is None else (value,), keywords)
+        if not isinstance(dtype, DataType):
+            raise UserTypeError(f"{call}: dtype must be a DataType, got {dtype!r}")
+        if value is not None:
+            typed = dtype_of_value(value) if dtype is DataType.Null else dtype
+            return scalar(self._recording, constant(value, typed, call))
+        typed = DataType.Double if dtype is DataType.Null else dtype
+        (name,) = self._recording.define(
+            Call("fd.define_scalar", (None,), {"dtype": typed}),
+            lambda program: _as_input(build.define_scalar(program, typed)),
+        )
+        return scalar(self._recording, ScalarName(name))
+
+    def define_vector(self, size: int) -> list[Val]:
+        """`size` input scalars of type Int; `execute` takes a list in their place."""
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise UserTypeError(f"define_vector({size!r}): size must be an int, 0 or more")
+        return [self.define_scalar(DataType.Int) for _ in range(size)]
+
+    # Outputs.
+
+    def add_output(self, output: TensorView, alias_input: TensorView | None = None) -> None:
+        """The next result.
+
+        With `alias_input`: written into that input's memory instead, and not returned.
+        """
+        arguments = (output,) if alias_input is None else (output, alias_input)
+        call = Call("fd.add_output", arguments)
+        for argument in arguments:
+            if not isinstance(argument, TensorView):
+                raise UserError(
+                    f"{call}: Non-TensorView outputs are not supported, "
+                    f"got {type(argument).__name__}"
+                )
+            self._recording.own(call, argument)
+        alias = None if alias_input is None else alias_input.name
+        self._recording.change(call, lambda program: build.add_output(program, output.name, alias))
+
+    def validate_definition(self) -> tuple[bool, str | None]:
+        """Whether there is something to run, and if not why."""
+        fusion = self._recording.program.fusion
+        if not fusion.tensors and not fusion.scalars:
+            return False, (
+                "Fusion is empty! Use `with FusionDefinition() as fd: ...` to define a fusion."
+            )
+        if not fusion.outputs:
+            return False, "Fusion is empty! It has no outputs: call fd.add_output(tensor)."
+        return True, None
+
+    # Running.
+
+    def execute(
+        self, inputs: Iterable[Any], *, device: torch.device | str | int | None = None
+    ) -> list[torch.Tensor]:
+        """Run on `inputs`, in order of definition; return the outputs, in order of `add_output`.
+
+        Tensors are local: on a mesh each rank passes its shards. An output on a mesh is a
+        DistributedTensor. Runs under no_grad. The first call fixes the program and compiles it;
+        later calls with inputs alike in type and layout reuse what was compiled.
+        """
+        self.freeze("execute")
+        return self.fec.run(inputs, device)
+
+    def freeze(self, reason: str) -> None:
+        """Fix the program.
+
+        `reason` is the call that needs it; EmptyDefinitionError where there is nothing to run.
+        """
+        with self._recording.lock:
+            valid, message = self.validate_definition()
+            if not valid:
+                raise EmptyDefinitionError(f"{reason}: {message}")
+            self._recording.frozen = True
+
+    def explain(self) -> str:
+        """What the compiler did with the most recent call, and why, as text."""
+        return explain(self.fec)
+
+    def __repr__(self) -> str:
+        """Python that defines this program: `exec` it and call `nvfuser_fusion(fd)`."""
+        lines = ["def nvfuser_fusion(fd : FusionDefinition) -> None :"]
+        lines += [f"    {statement}" for statement in self._recording.journal or ["pass"]]
+        return "\n".join(lines) + "\n"
+
+
+def _as_input(built: tuple[Program, Any]) -> tuple[Program, tuple[str]]:
+    program, name = built
+    return build.add_input(program, name), (name,)

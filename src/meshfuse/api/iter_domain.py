@@ -1,0 +1,106 @@
+"""IterDomain: the handle of an axis."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from meshfuse.api.recording import Call, Handle
+from meshfuse.base.errors import UserTypeError
+from meshfuse.ir import axes, transforms
+from meshfuse.ir.axes import AxisKind, AxisName
+from meshfuse.ir.mesh import ParallelType
+
+if TYPE_CHECKING:
+    from meshfuse.api.tensor_view import TensorView, Val
+
+
+@final
+class IterDomain(Handle):
+    """An axis of a tensor: logical, or derived by a split or merge."""
+
+    __slots__ = ("name", "tensor")
+    tensor: TensorView
+    name: AxisName
+
+    def __init__(self, tensor: TensorView, name: AxisName) -> None:
+        self.recording = tensor.recording
+        self.tensor = tensor
+        self.name = name
+
+    def is_reduction(self) -> bool:
+        return self._definition().kind is AxisKind.reduction
+
+    def is_broadcast(self) -> bool:
+        return self._definition().kind is AxisKind.broadcast
+
+    def extent(self) -> Val:
+        """Global extent."""
+        return self.tensor.extent_of(self.name)
+
+    def parallel_type(self) -> ParallelType:
+        return self.recording.program.schedule(self.tensor.name).binding(self.name)
+
+    def parallelize(self, parallel_type: ParallelType) -> None:
+        """Bind this loop axis to a mesh axis, the stream loop, or a parallelism of the kernel.
+
+        UserError for an axis that has been split or merged, one that is bound to another type, and
+        for a mesh axis that the tensor has already spent on another iteration axis.
+        """
+        if not isinstance(parallel_type, ParallelType):
+            raise UserTypeError(
+                f"{self.to_text()}.parallelize({parallel_type!r}): takes a ParallelType"
+            )
+        self.recording.change(
+            Call("parallelize", (parallel_type,), receiver=self),
+            lambda program: transforms.parallelize(
+                program, self.tensor.name, self.name, parallel_type
+            ),
+        )
+
+    def to_source(self) -> str:
+        leaves = self.recording.program.schedule(self.tensor.name).leaves
+        if self.name in leaves:
+            return f"{self.tensor.to_source()}.axis({leaves.index(self.name)})"
+        definition = self.recording.program.tensor(self.tensor.name)
+        logical = [axis.name for axis in definition.logical]
+        if self.name in logical:
+            return f"{self.tensor.to_source()}.get_logical_domain()[{logical.index(self.name)}]"
+        return self.name
+
+    def to_text(self) -> str:
+        return f"{self.tensor.name}'s axis {self.name}"
+
+    def __repr__(self) -> str:
+        return _describe_axis(self._definition(), self.parallel_type())
+
+    def _definition(self) -> axes.IterDomain:
+        return self.recording.program.all_axes(self.tensor.name)[self.name]
+
+
+@final
+class TensorDomain:
+    """The axes of a tensor as text: each loop axis with its extent and what it is bound to."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: TensorView) -> None:
+        self.tensor = tensor
+
+    def __repr__(self) -> str:
+        program, name = self.tensor.recording.program, self.tensor.name
+        schedule = program.schedule(name)
+        leaves = program.leaf_domains(name)
+        return (
+            f"[{', '.join(_describe_axis(leaf, schedule.binding(leaf.name)) for leaf in leaves)}]"
+        )
+
+
+def iter_domain(tensor: TensorView, name: AxisName) -> IterDomain:
+    """The handle of an axis."""
+    return tensor.recording.handle((tensor.name, name), lambda: IterDomain(tensor, name))
+
+
+def _describe_axis(axis: axes.IterDomain, binding: ParallelType) -> str:
+    kind = "" if axis.kind.is_tensor_axis else f" {axis.kind.name}"
+    bound = "" if binding == ParallelType.serial else f" {binding}"
+    return f"{axis.extent}{kind}{bound}"

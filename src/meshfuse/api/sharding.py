@@ -1,0 +1,71 @@
+"""Sharding as users see it: which tensor axis each mesh axis shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast, final
+
+from meshfuse.api.mesh import DeviceMesh
+from meshfuse.base.errors import UserError
+from meshfuse.ir.mesh import ParallelType
+
+
+@final
+class Sharding:
+    """A mesh, and the tensor axis (reduced ones not counted) that each of its axes shards.
+
+    Takes a mapping, or pairs of a mesh axis and a tensor axis.
+    """
+
+    __slots__ = ("_axes", "_mesh")
+
+    def __init__(
+        self,
+        mesh: DeviceMesh,
+        axes: Mapping[ParallelType, int] | Iterable[tuple[ParallelType, int]],
+    ) -> None:
+        if not isinstance(mesh, DeviceMesh):
+            raise UserError(f"Sharding({mesh!r}, {axes!r}): a sharding needs a mesh")
+        given = axes.items() if isinstance(axes, Mapping) else axes
+        pairs = tuple(cast(Iterable[tuple[ParallelType, int]], given))
+        call = f"Sharding({mesh!r}, {dict(pairs)})"
+        found: dict[ParallelType, int] = {}
+        for parallel_type, axis in pairs:
+            _check_mesh_type(call, parallel_type)
+            if not mesh.ranks.has(parallel_type):
+                raise UserError(f"{call}: {mesh} has no axis {parallel_type}")
+            if parallel_type in found:
+                raise UserError(
+                    f"{call}: {parallel_type} is already used to shard axis {found[parallel_type]}"
+                )
+            if axis < 0:
+                raise UserError(f"{call}: a tensor axis is 0 or more, got {axis}")
+            found[parallel_type] = axis
+        self._mesh = mesh
+        self._axes = found
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        return self._mesh
+
+    def axis_sharded_on(self, parallel_type: ParallelType) -> int:
+        """The tensor axis that `parallel_type` shards; -1 if the tensor is replicated along it."""
+        _check_mesh_type(f"axis_sharded_on({parallel_type})", parallel_type)
+        return self._axes.get(parallel_type, -1)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Sharding) and self._mesh == other._mesh and self._axes == other._axes
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._mesh, tuple(sorted((str(k), v) for k, v in self._axes.items()))))
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{parallel}: {axis}" for parallel, axis in self._axes.items())
+        return f"Sharding({self._mesh!r}, {{{axes}}})"
+
+
+def _check_mesh_type(call: str, parallel_type: ParallelType) -> None:
+    if not isinstance(parallel_type, ParallelType) or not parallel_type.is_mesh:
+        raise UserError(f"{call}: {parallel_type} is no device type (mesh_x, mesh_y, ...)")
