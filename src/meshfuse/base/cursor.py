@@ -66,6 +66,11 @@ class Cursor:
         if not self.accept(token):
             raise self.fail(repr(token))
 
+    def expect_comma_or(self, closer: str) -> None:
+        """Take a comma, which `closer` might have stood in place of."""
+        if not self.accept(","):
+            raise self.fail(f"',' or {closer!r}")
+
     def match(self, pattern: re.Pattern[str]) -> str | None:
         """Take what matches here, if anything does."""
         self.skip_spaces()

@@ -211,7 +211,7 @@ class Grammar:
         pending = list(shape.positional)
         while not cursor.accept(")"):
             if fields or rest:
-                cursor.expect(",")
+                cursor.expect_comma_or(")")
             cursor.skip_spaces()
             start = cursor.position
             keyword = _accept_keyword(cursor)
@@ -261,7 +261,7 @@ class Grammar:
             if len(items) == fixed:
                 raise cursor.fail(f"']' after {fixed} items")
             if items:
-                cursor.expect(",")
+                cursor.expect_comma_or("]")
             items.append(
                 self._parse_value(cursor, hints[0] if fixed is None else hints[len(items)])
             )
@@ -274,7 +274,7 @@ class Grammar:
         pairs: dict[object, object] = {}
         while not cursor.accept("}"):
             if pairs:
-                cursor.expect(",")
+                cursor.expect_comma_or("}")
             name = self._parse_value(cursor, key)
             cursor.expect(":")
             pairs[name] = self._parse_value(cursor, value)
