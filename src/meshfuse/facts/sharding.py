@@ -55,15 +55,22 @@ def sharding_of(program: Program, tensor: TensorName) -> Sharding:
     Raises UserError for a mesh axis that the tensor's mesh lacks, Unsupported for a mesh leaf below
     a merge that belongs to neither of the merged axes.
     """
-    definition, mesh = program.tensor(tensor), program.schedule(tensor).mesh
+    mesh = program.schedule(tensor).mesh
     digits = axis_digits(program, tensor)
-    axes = tuple(canonical(digits[a.name], a.extent, mesh) for a in definition.tensor_axes)
-    waiting = [a for a in definition.logical if a.kind is AxisKind.partial]
+    axes = _tensor_digits(program, tensor, digits)
+    waiting = [a for a in program.tensor(tensor).logical if a.kind is AxisKind.partial]
     if not waiting:
         return Sharding(mesh, axes)
     function = _reduction_behind(program, tensor)
     owners = {owner: function for a in waiting for owner in owners_of(digits[a.name], mesh)}
     return Sharding(mesh, axes, owners)
+
+
+def _tensor_digits(
+    program: Program, tensor: TensorName, digits: Mapping[AxisName, Digits]
+) -> tuple[Digits, ...]:
+    axes, mesh = program.tensor(tensor).tensor_axes, program.schedule(tensor).mesh
+    return tuple(canonical(digits[axis.name], axis.extent, mesh) for axis in axes)
 
 
 def axis_digits(program: Program, tensor: TensorName) -> dict[AxisName, Digits]:
@@ -104,8 +111,8 @@ def _undo(
 
 def local_extents(program: Program, tensor: TensorName) -> tuple[IntExpr, ...]:
     """What one rank holds of each tensor axis; the largest block where blocks are uneven."""
-    sharding = sharding_of(program, tensor)
-    return tuple(local_extent(digits) for digits in sharding.axes)
+    axes = _tensor_digits(program, tensor, axis_digits(program, tensor))
+    return tuple(local_extent(digits) for digits in axes)
 
 
 def local_extent(digits: Sequence[Digit]) -> IntExpr:

@@ -1,0 +1,40 @@
+"""The passes before segmentation, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from meshfuse.base.trace import Note
+from meshfuse.ir.program import Program
+from meshfuse.ir.verify import verify
+from meshfuse.passes.concretize import concretize
+from meshfuse.passes.decompose_resharding import decompose_resharding
+from meshfuse.passes.finalize_multidevice import finalize_multidevice
+from meshfuse.passes.fold_casts import fold_casts, remove_unread
+from meshfuse.passes.order_sharded_axes import order_sharded_axes
+from meshfuse.passes.propagate_sharding import propagate_sharding
+
+Pass = Callable[[Program], tuple[Program, tuple[Note, ...]]]
+"""A rewrite of a whole Program, and its notes. Raises UserError or Unsupported."""
+
+PRESEGMENTATION: tuple[Pass, ...] = (
+    concretize,
+    fold_casts,
+    remove_unread,
+    propagate_sharding,
+    decompose_resharding,
+    order_sharded_axes,
+    finalize_multidevice,
+)
+
+
+def run_passes(
+    program: Program, passes: Sequence[Pass] = PRESEGMENTATION
+) -> tuple[Program, tuple[Note, ...]]:
+    """Apply the passes in order and verify after each. Notes stand in the order they were made."""
+    notes: list[Note] = []
+    for apply in passes:
+        program, said = apply(program)
+        verify(program)
+        notes.extend(said)
+    return program, tuple(notes)

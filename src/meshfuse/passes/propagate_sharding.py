@@ -1,0 +1,252 @@
+"""Give every tensor a mesh and a sharding, from the few that the user annotated."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from meshfuse.base.trace import Note
+from meshfuse.facts.facts import tensor_operands, tensor_outputs
+from meshfuse.facts.sharding import Digit, Digits, axis_digits, canonical, has_mesh_leaf
+from meshfuse.ir.axes import AxisKind, AxisName, TensorName
+from meshfuse.ir.infer import is_tensor
+from meshfuse.ir.mesh import DeviceMesh, ParallelType
+from meshfuse.ir.ops import Expr
+from meshfuse.ir.program import Program
+from meshfuse.passes.apply_sharding import is_free_leaf, shard_leaf
+from meshfuse.passes.finalize_multidevice import check_tensor
+from meshfuse.passes.sharding_rules import carried_axes, sharding_rule
+
+STAGE = "propagate_sharding"
+
+Offer = tuple[AxisName, Digits]
+"""An axis of the receiving tensor and the digits it could take."""
+
+
+def propagate_sharding(program: Program) -> tuple[Program, tuple[Note, ...]]:
+    """Spread shardings forward, then backward, from the tensors that have a mesh.
+
+    T1 = relu(T0), T0 a0{i0} split by 2 over mesh_x, T1 free  ->  T1 is split alike
+
+    The first offer of a mesh axis wins; what does not fit is moved by decomposition. Annotated
+    tensors keep their shardings; a reduced leaf of theirs is bound where the operands are sharded
+    on it. Inputs that are not annotated are replicated. Without a mesh anywhere nothing changes.
+    """
+    annotated = {t for t, schedule in program.schedules.items() if schedule.mesh is not None}
+    if not annotated:
+        return program, ()
+    for tensor in program.fusion.tensors:
+        if tensor in annotated:
+            check_tensor(program, tensor)
+    program, pinned = _follow_aliases(program, annotated)
+    frozen = annotated | pinned
+    exprs = program.fusion.exprs
+    for expr in exprs:
+        program = _spread_forward(program, expr, frozen)
+    for expr in reversed(exprs):
+        program = _spread_backward(program, expr, frozen)
+    reached = {t for t, schedule in program.schedules.items() if schedule.mesh is not None}
+    for expr in exprs:
+        program = _spread_forward(program, expr, reached)
+    program = _give_mesh_to_rest(program)
+    return program, tuple(_gathering_notes(program))
+
+
+def _follow_aliases(
+    program: Program, annotated: Container[TensorName]
+) -> tuple[Program, set[TensorName]]:
+    """An output written into an input's memory lies as that input does; a free input is whole."""
+    default = _first_mesh(program)
+    pinned: set[TensorName] = set()
+    for output in program.fusion.outputs:
+        if output.alias is None or output.tensor in annotated:
+            continue
+        mesh = program.schedule(output.alias).mesh or default
+        digits = axis_digits(program, output.alias)
+        pairs = zip(
+            program.tensor(output.alias).tensor_axes,
+            program.tensor(output.tensor).tensor_axes,
+            strict=True,
+        )
+        offers = [(theirs.name, digits[ours.name]) for ours, theirs in pairs]
+        program = _take(program, output.tensor, mesh, offers)
+        pinned.add(output.tensor)
+    return program, pinned
+
+
+# One expression.
+
+
+def _spread_forward(program: Program, expr: Expr, frozen: Container[TensorName]) -> Program:
+    order = _priority(program, expr)
+    for out in tensor_outputs(program, expr):
+        for position in order if out not in frozen else ():
+            source = TensorName(str(expr.ins[position]))
+            mesh = program.schedule(source).mesh
+            if mesh is not None:
+                digits = axis_digits(program, source)
+                kept = _kept_axes(program, expr, position, out)
+                program = _take(program, out, mesh, [(kept[a], digits[a]) for a in kept])
+        program = _bind_reduced(program, expr, out, order)
+    return program
+
+
+def _spread_backward(program: Program, expr: Expr, frozen: Container[TensorName]) -> Program:
+    outs = [o for o in tensor_outputs(program, expr) if program.schedule(o).mesh is not None]
+    if not outs:
+        return program
+    out = max(outs, key=lambda name: _parallelism(program, name))
+    mesh, digits = program.schedule(out).mesh, axis_digits(program, out)
+    reduced = {a.name for a in program.tensor(out).logical if a.kind is AxisKind.reduction}
+    assert mesh is not None
+    for position, operand in enumerate(expr.ins):
+        source = TensorName(str(operand))
+        if not is_tensor(program, operand) or source in frozen:
+            continue
+        carried = carried_axes(program, expr, position, out)
+        # A mesh axis on reduced and kept leaves is a reduce-scatter: operands have the reduced.
+        pairs = sorted(carried.items(), key=lambda pair: pair[1] not in reduced)
+        offers = [(axis, digits[image]) for axis, image in pairs if image in digits]
+        whole = source in program.fusion.inputs
+        program = _take(program, source, mesh, [] if whole else offers)
+    return program
+
+
+def _take(
+    program: Program, tensor: TensorName, mesh: DeviceMesh | None, offers: Iterable[Offer]
+) -> Program:
+    """Let a free tensor take the offered digits whose mesh axes it does not use yet."""
+    if mesh is None or program.tensor(tensor).is_cpu:
+        return program
+    schedule = program.schedule(tensor)
+    if schedule.mesh is None:
+        program = program.with_schedule(tensor, replace(schedule, mesh=mesh))
+    elif schedule.mesh != mesh:
+        return program
+    extents = {axis.name: axis.extent for axis in program.tensor(tensor).logical}
+    for axis, digits in offers:
+        used = _mesh_axes_on(program, tensor, AxisKind.iteration, AxisKind.broadcast)
+        digits = _without(digits, used)
+        if any(digit.owner for digit in digits) and is_free_leaf(program, tensor, axis):
+            # No mesh: digits of mesh axes with one rank are bound, too, and appear in reports.
+            program = shard_leaf(program, tensor, axis, canonical(digits, extents[axis], None))
+    return program
+
+
+def _bind_reduced(program: Program, expr: Expr, out: TensorName, order: Sequence[int]) -> Program:
+    """Bind the reduced leaves on which the operands are sharded: that reduction crosses ranks.
+
+    T2 = linear(T0, T1), both split over mesh_x on k  ->  k of T2 is split alike
+
+    Only where no operand has to move for it: each has the mesh axis on this axis, or not at all. If
+    `out` has it on a kept axis already, each must have it on this one.
+    """
+    mesh = program.schedule(out).mesh
+    maps = {position: carried_axes(program, expr, position, out) for position in order}
+    for axis in program.tensor(out).logical:
+        if axis.kind is not AxisKind.reduction or not is_free_leaf(program, out, axis.name):
+            continue
+        offers: list[tuple[TensorName, Digits]] = []
+        for position in order:
+            source = TensorName(str(expr.ins[position]))
+            inverse = {image: name for name, image in maps[position].items()}
+            if axis.name in inverse and program.schedule(source).mesh == mesh:
+                offers.append((source, axis_digits(program, source)[inverse[axis.name]]))
+        digits = next((d for _, d in offers if any(digit.owner for digit in d)), None)
+        if mesh is None or digits is None:
+            continue
+        unfit = [d.owner for d in digits if d.owner and not _fits(program, out, d.owner, offers)]
+        digits = _without(digits, unfit)
+        if any(digit.owner for digit in digits):
+            digits = canonical(digits, axis.extent, None)
+            program = shard_leaf(program, out, axis.name, digits)
+    return program
+
+
+def _fits(
+    program: Program,
+    out: TensorName,
+    mesh_axis: ParallelType,
+    offers: Sequence[tuple[TensorName, Digits]],
+) -> bool:
+    """Whether a reduced axis of `out` may cross the ranks of `mesh_axis`."""
+    if mesh_axis in _mesh_axes_on(program, out, AxisKind.reduction):
+        return False
+    scatters = mesh_axis in _mesh_axes_on(program, out, AxisKind.iteration, AxisKind.broadcast)
+    for source, digits in offers:
+        here = any(digit.owner == mesh_axis for digit in digits)
+        used = mesh_axis in _mesh_axes_on(program, source, AxisKind.iteration, AxisKind.broadcast)
+        if not here and (used or scatters):
+            return False
+    return True
+
+
+# Order and bookkeeping.
+
+
+def _priority(program: Program, expr: Expr) -> tuple[int, ...]:
+    """Positions of the tensor operands, the one whose sharding comes first in front."""
+    tensors = tuple(k for k, operand in enumerate(expr.ins) if is_tensor(program, operand))
+    rule = sharding_rule(expr)
+    if rule is not None and rule.priority is not None:
+        return tuple(position for position in rule.priority if position in tensors)
+    return tuple(sorted(tensors, key=lambda k: _parallelism(program, expr.ins[k]), reverse=True))
+
+
+def _parallelism(program: Program, tensor: object) -> tuple[int, int]:
+    """nvFuser's order: more sharded kept leaves, then a mesh of higher rank."""
+    name = TensorName(str(tensor))
+    mesh = program.schedule(name).mesh
+    bound = _mesh_axes_on(program, name, AxisKind.iteration, AxisKind.broadcast)
+    return len(bound), 0 if mesh is None else mesh.ndim
+
+
+def _kept_axes(
+    program: Program, expr: Expr, position: int, out: TensorName
+) -> Mapping[AxisName, AxisName]:
+    tensor_axes = {axis.name for axis in program.tensor(out).tensor_axes}
+    carried = carried_axes(program, expr, position, out)
+    return {axis: image for axis, image in carried.items() if image in tensor_axes}
+
+
+def _mesh_axes_on(
+    program: Program, tensor: TensorName, *kinds: AxisKind
+) -> tuple[ParallelType, ...]:
+    """The mesh axes bound to leaves of these kinds."""
+    if not has_mesh_leaf(program, tensor):
+        return ()
+    bindings = program.schedule(tensor).bindings
+    leaves = program.leaf_domains(tensor)
+    return tuple(
+        bindings[leaf.name]
+        for leaf in leaves
+        if leaf.kind in kinds and leaf.name in bindings and bindings[leaf.name].is_mesh
+    )
+
+
+def _without(digits: Digits, mesh_axes: Sequence[ParallelType]) -> Digits:
+    """The digits with those of `mesh_axes` gathered."""
+    return tuple(Digit(d.extent) if d.owner in mesh_axes else d for d in digits)
+
+
+def _first_mesh(program: Program) -> DeviceMesh | None:
+    meshes = (program.schedule(tensor).mesh for tensor in program.fusion.tensors)
+    return next((mesh for mesh in meshes if mesh is not None), None)
+
+
+def _give_mesh_to_rest(program: Program) -> Program:
+    """What no expression reached is replicated, on the first mesh of the program."""
+    mesh = _first_mesh(program)
+    for tensor in program.fusion.tensors:
+        if program.schedule(tensor).mesh is None:
+            program = _take(program, tensor, mesh, ())
+    return program
+
+
+def _gathering_notes(program: Program) -> Iterable[Note]:
+    for expr in program.fusion.exprs:
+        if sharding_rule(expr) is None:
+            for source in tensor_operands(program, expr):
+                if has_mesh_leaf(program, source):
+                    reason = f"{type(expr).__name__} has no sharding rule: {source} is needed whole"
+                    yield Note(STAGE, str(expr.outs[0]), "gathered", reason)

@@ -1,0 +1,92 @@
+"""What may stand in a segment together, and what one kernel for two expressions saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+from meshfuse.expr import IntExpr, Symbol, evaluate, free_symbols
+from meshfuse.facts.facts import Facts, tensor_operands, tensor_outputs
+from meshfuse.facts.layout import local_bytes
+from meshfuse.ir.axes import TensorName
+from meshfuse.ir.comm import Communication
+from meshfuse.ir.mesh import DeviceMesh
+from meshfuse.ir.ops import Expr, Linear, MatMul
+from meshfuse.ir.program import Program
+from meshfuse.segment.merge import Edge
+
+NOMINAL_SIZE = 1024
+"""What an unknown size counts as: segments are a function of the program alone (law L11)."""
+
+
+def stands_alone(expr: Expr) -> bool:
+    """Whether `expr` is a segment of its own: a communication, or a contraction for a library."""
+    return isinstance(expr, Communication | Linear | MatMul)
+
+
+def mesh_of(program: Program, expr: Expr) -> DeviceMesh | None:
+    """The mesh that `expr` runs on: that of its first output."""
+    return program.schedule(tensor_outputs(program, expr)[0]).mesh
+
+
+def tensor_positions(program: Program) -> dict[TensorName, int]:
+    """For each defined tensor, the position of its expression in the program."""
+    return {
+        tensor: position
+        for position, expr in enumerate(program.fusion.exprs)
+        for tensor in tensor_outputs(program, expr)
+    }
+
+
+def predecessors_of(program: Program) -> dict[int, tuple[int, ...]]:
+    """Position -> positions it reads tensors from, for the expressions that define tensors."""
+    defined = tensor_positions(program)
+    return {
+        position: tuple(
+            dict.fromkeys(defined[t] for t in tensor_operands(program, expr) if t in defined)
+        )
+        for position, expr in enumerate(program.fusion.exprs)
+        if tensor_outputs(program, expr)
+    }
+
+
+def merge_edges(program: Program, facts: Facts) -> tuple[Edge, ...]:
+    """Pairs that share a tensor: its definition with each reader, and each reader with the next.
+
+    Only of expressions that may share a segment: none that stands alone, both on one mesh.
+    """
+    positions = {id(expr): position for position, expr in enumerate(program.fusion.exprs)}
+    edges: list[Edge] = []
+    for tensor in program.fusion.tensors:
+        readers = [expr for expr in facts.uses.get(tensor, ()) if not stands_alone(expr)]
+        definition = facts.definitions.get(tensor)
+        if not readers:
+            continue
+        saved = nominal_bytes(program, tensor)
+        for first, second in _pairs(definition, readers):
+            if mesh_of(program, first) == mesh_of(program, second):
+                edges.append(Edge(positions[id(first)], positions[id(second)], saved))
+    return tuple(edges)
+
+
+def _pairs(definition: Expr | None, readers: list[Expr]) -> Iterator[tuple[Expr, Expr]]:
+    if definition is not None and not stands_alone(definition):
+        for reader in readers:
+            yield definition, reader
+    yield from pairwise(readers)
+
+
+def nominal_bytes(program: Program, tensor: TensorName) -> int:
+    """Local bytes of a tensor, unknown sizes taken as NOMINAL_SIZE or the nearest allowed."""
+    size = local_bytes(program, tensor)
+    return evaluate(size, _nominal_sizes(size))
+
+
+def _nominal_sizes(size: IntExpr) -> Mapping[str, int]:
+    return {found.name: _nominal(found) for found in free_symbols(size)}
+
+
+def _nominal(size: Symbol) -> int:
+    value = -(-NOMINAL_SIZE // size.multiple) * size.multiple
+    value = value if size.low is None else max(value, size.low)
+    return value if size.high is None else min(value, size.high)
