@@ -1,4 +1,4 @@
-"""The host program: what the CPU of every rank does, in order. Pure and SPMD: one text for all ranks (law L6).
+"""The host program: what the CPU of every rank does, in order (law L6). One text for all ranks.
 
 Buffers are named like the program's tensors; sizes are local and are expressions in the program's
 symbols, which are bound from the inputs at each call.
@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import final
+from typing import NewType, final
 
 from meshfuse.base.dtypes import DataType
-from meshfuse.base.text import block_field, out_field
+from meshfuse.base.text import Block, Out
 from meshfuse.expr.nodes import IntExpr
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 from meshfuse.ir.ops import Expr
 from meshfuse.kernel.nodes import IndexName, Kernel
 
+KernelName = NewType("KernelName", str)
+
 
 class Collective(Enum):
+    """The value is the name of the request that a transport understands."""
+
     all_gather = "all_gather"
     all_reduce = "all_reduce"
     reduce_scatter = "reduce_scatter"
@@ -29,13 +33,17 @@ class Collective(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class HostBuffer:
-    """A tensor on this rank: element type, local sizes, and memory order (tensor axes, slowest first)."""
+    """A tensor on this rank, with local sizes. `order`: axes, slowest first; () is row-major."""
 
-    name: TensorName = out_field()
+    name: Out[TensorName]
     dtype: DataType
     shape: tuple[IntExpr, ...]
-    order: tuple[int, ...]
+    order: tuple[int, ...] = ()
     mesh: DeviceMesh | None = None
+
+    @property
+    def memory_order(self) -> tuple[int, ...]:
+        return self.order or tuple(range(len(self.shape)))
 
 
 @final
@@ -43,7 +51,7 @@ class HostBuffer:
 class Allocate:
     """Fresh uninitialised memory for `buffer`, contiguous in its memory order."""
 
-    buffer: TensorName = out_field()
+    buffer: Out[TensorName]
 
 
 @final
@@ -57,12 +65,15 @@ class Free:
 @final
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Run a kernel over buffers in the kernel's argument order; `sizes` gives its extents (strides come with the buffers)."""
+    """Run a kernel over buffers in its argument order.
 
-    kernel: str
+    `sizes` gives its extents; strides come with the buffers.
+    """
+
+    kernel: KernelName
     buffers: tuple[TensorName, ...]
     scalars: tuple[ScalarName, ...] = ()
-    sizes: Mapping[IndexName, IntExpr] = field(default_factory=dict)
+    sizes: Mapping[IndexName, IntExpr] = field(default_factory=dict[IndexName, IntExpr])
 
 
 @final
@@ -70,23 +81,24 @@ class Launch:
 class Evaluate:
     """Run expressions one by one through torch, on local shapes, binding each output to its result.
 
-    With `into`, the last result is copied into that existing buffer (an in-place update).
+    With `into` the body is one `set` under that name: it is copied into the existing buffer.
     """
 
     into: TensorName | None = None
-    body: tuple[Expr, ...] = block_field()
+    body: Block[tuple[Expr, ...]] = ()
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Communicate:
-    """Post a collective over the rank's team along `mesh_axis`; `out` may be read after the Wait of this number.
+    """Post a collective over the rank's team along `mesh_axis`.
 
-    Both buffers are contiguous in memory order, with the gathered or scattered axis slowest. `bytes` is
-    what the input holds on one rank, `cause` the op that needed it.
+    `out` may be read and `src` written after the Wait of this number. Both buffers are contiguous
+    in memory order, with the gathered or scattered axis slowest. `bytes` is what `src` holds on one
+    rank, `cause` the op that needed it.
     """
 
-    out: TensorName = out_field()
+    out: Out[TensorName]
     collective: Collective
     src: TensorName
     number: int
@@ -108,9 +120,9 @@ class Wait:
 @final
 @dataclass(frozen=True, slots=True)
 class View:
-    """`out` is block k of `src` along `axis`, k being this rank's coordinate on `mesh_axis`. Shares memory."""
+    """`out` is block k of `src` along `axis`, k the rank's place on `mesh_axis`. Shares memory."""
 
-    out: TensorName = out_field()
+    out: Out[TensorName]
     src: TensorName
     axis: int
     mesh: DeviceMesh
@@ -118,17 +130,28 @@ class View:
 
 
 Node = Allocate | Free | Launch | Evaluate | Communicate | Wait | View
+NODES: tuple[type, ...] = (Allocate, Free, Launch, Evaluate, Communicate, Wait, View)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class SizeBinding:
-    """symbol = size of tensor axis `axis` of input `tensor`, times `factor` (the ranks that split the axis)."""
+class SizeOf:
+    """`symbol` is the size of an axis of input `tensor` times `factor`, the ranks that share it."""
 
-    symbol: IndexName
+    symbol: Out[IndexName]
     tensor: TensorName
     axis: int
     factor: int = 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Divides:
+    """`extent` must be a multiple of `divisor`: ranks share an axis of `tensor` in equal blocks."""
+
+    divisor: int
+    extent: IntExpr
+    tensor: TensorName
 
 
 @final
@@ -143,14 +166,17 @@ class HostOutput:
 @final
 @dataclass(frozen=True, slots=True)
 class HostProgram:
-    """Symbols bound from input sizes, buffers by name (inputs included), inputs and outputs in call order, kernels, body.
+    """Inputs and outputs in call order; scalars, symbols, buffers (inputs included), kernels; body.
 
-    Every input's local sizes must equal its buffer's, once the symbols are bound.
+    A scalar's name is a symbol, too. Every input's local sizes must equal its buffer's, once the
+    symbols are bound, and all of `demands` must hold.
     """
 
-    symbols: tuple[SizeBinding, ...]
-    buffers: Mapping[TensorName, HostBuffer]
     inputs: tuple[TensorName | ScalarName, ...]
     outputs: tuple[HostOutput, ...]
-    kernels: Mapping[str, Kernel]
+    scalars: Mapping[ScalarName, DataType]
+    symbols: tuple[SizeOf, ...]
+    demands: tuple[Divides, ...]
+    buffers: Mapping[TensorName, HostBuffer]
+    kernels: Mapping[KernelName, Kernel]
     body: tuple[Node, ...]

@@ -136,8 +136,7 @@ def expected_inputs(program: Program) -> tuple[Expected, ...]:
 
 def _expected_tensor(program: Program, name: TensorName) -> ExpectedTensor:
     definition, sharding = program.tensor(name), sharding_of(program, name)
-    layout = layout_of(program, name)
-    mesh = sharding.mesh
+    mesh, layout = sharding.mesh, layout_of(program, name)
     return ExpectedTensor(
         name,
         definition.dtype,

@@ -50,13 +50,14 @@ Value = torch.Tensor | Scalar
 class Environment:
     """What a running program knows by name.
 
-    `values` grows as expressions run; `dtypes` has the type of every tensor and scalar, `shapes`
-    the sizes of every tensor on this rank, in the program's symbols, whose values are `sizes`.
+    `dtypes` has the type of every tensor and scalar, `shapes` the sizes of every tensor on this
+    rank, in the program's symbols. `values` grows as expressions run, and so do `sizes`, the values
+    of the symbols, integer scalars among them.
     """
 
     dtypes: Mapping[TensorName | ScalarName, DataType]
     shapes: Mapping[TensorName, tuple[IntExpr, ...]]
-    sizes: Mapping[str, int]
+    sizes: dict[str, int]
     values: dict[TensorName | ScalarName, Value]
 
     def tensor(self, name: TensorName) -> torch.Tensor:
@@ -65,11 +66,24 @@ class Environment:
             raise InvariantError(f"{name} is no tensor but the scalar {value!r}")
         return value
 
+    def scalar(self, name: ScalarName) -> Scalar:
+        value = self.values[name]
+        if isinstance(value, torch.Tensor):
+            raise InvariantError(f"{name} is no scalar but a tensor")
+        return value
+
+    def define(self, name: TensorName | ScalarName, value: Value) -> None:
+        """Bind a result; an integer is a size, too."""
+        self.values[name] = value
+        if isinstance(value, int):
+            self.sizes[name] = value
+
 
 def run_expressions(exprs: Iterable[Expr], env: Environment) -> None:
     """Evaluate expressions in order and bind their results in `env.values`."""
     for expr in exprs:
-        env.values.update(zip(expr.outs, evaluate(expr, env), strict=True))
+        for name, value in zip(expr.outs, evaluate(expr, env), strict=True):
+            env.define(name, value)
 
 
 def evaluate_program(program: Program, inputs: Sequence[Value]) -> list[torch.Tensor]:
@@ -99,7 +113,7 @@ def _sizes_of_inputs(
     shapes: Mapping[TensorName, tuple[IntExpr, ...]],
     values: Mapping[TensorName | ScalarName, Value],
 ) -> dict[str, int]:
-    sizes: dict[str, int] = {}
+    sizes = {str(name): value for name, value in values.items() if isinstance(value, int)}
     for name, shape in shapes.items():
         value = values.get(name)
         if isinstance(value, torch.Tensor):

@@ -1,0 +1,85 @@
+"""HostIrExecutor: a whole host program, run by this process as the rank that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from threading import Lock
+from typing import final
+
+import torch
+
+from meshfuse.codegen.source import KernelSource
+from meshfuse.dist.communicator import Communicator, Pending
+from meshfuse.host.load import load
+from meshfuse.host.nodes import HostProgram, KernelName
+from meshfuse.host.run import AwaitWork, Event, Executable, Post, interpret
+from meshfuse.runtime.arguments import Argument
+from meshfuse.runtime.compile import KernelCompiler
+
+
+@final
+class HostIrExecutor:
+    """Runs a host program, on any rank: in a process the one that its communicator says.
+
+    Made of the program, the text of its kernels and who compiles that (None: there are no kernels).
+    Safe to use from several threads.
+    """
+
+    __slots__ = ("_compiler", "_device", "_executables", "_lock", "_sources", "program")
+
+    def __init__(
+        self,
+        program: HostProgram,
+        sources: Mapping[KernelName, KernelSource],
+        compiler: KernelCompiler | None,
+        device: torch.device,
+    ) -> None:
+        self.program = program
+        self._sources = sources
+        self._compiler = compiler
+        self._device = device
+        self._executables: dict[int, Executable] = {}
+        self._lock = Lock()
+
+    def compile(self, rank: int) -> Executable:
+        """The program loaded for a rank: its kernels compiled, its nodes bound. Done once."""
+        with self._lock:
+            if rank not in self._executables:
+                self._executables[rank] = load(
+                    self.program, self._sources, self._compiler, rank, self._device
+                )
+            return self._executables[rank]
+
+    def is_compiled(self, rank: int) -> bool:
+        return rank in self._executables
+
+    def run(self, inputs: Sequence[Argument], communicator: Communicator) -> list[torch.Tensor]:
+        """The visible outputs for this rank's inputs, which fit what the program expects.
+
+        Raises what `interpret` does, and CommunicationError naming operation and missing rank.
+        """
+        executable = self.compile(communicator.rank())
+        with torch.no_grad():
+            return _drive(interpret(executable, inputs), communicator)
+
+
+def _drive(
+    program: Generator[Event, None, list[torch.Tensor]], communicator: Communicator
+) -> list[torch.Tensor]:
+    """Post and wait as the program asks. A failure between the two is told to the peers."""
+    pending: dict[int, Pending] = {}
+    try:
+        while True:
+            try:
+                event = next(program)
+            except StopIteration as end:
+                return end.value
+            match event:
+                case Post(request):
+                    pending[request.number] = communicator.post(request)
+                case AwaitWork(number):
+                    pending.pop(number).wait()
+    except BaseException as error:
+        if pending:
+            communicator.give_up(f"{type(error).__name__}: {error}")
+        raise

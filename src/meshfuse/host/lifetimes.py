@@ -1,0 +1,46 @@
+"""Where waits and frees stand: a wait at the first use, a free after the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from meshfuse.host.nodes import Communicate, Evaluate, Free, Node, Wait
+from meshfuse.host.uses import names_defined, names_needed
+from meshfuse.ir.axes import ScalarName, TensorName
+
+
+def with_waits(body: Sequence[Node]) -> Iterator[Node]:
+    """Each collective's Wait, before the first node that reads its result or writes its source.
+
+    What nothing uses is awaited at the end.
+    """
+    pending: dict[TensorName, Communicate] = {}
+    for node in body:
+        for out, posted in tuple(pending.items()):
+            written = node.into if isinstance(node, Evaluate) else None
+            if out in names_needed(node) or posted.src == written:
+                yield Wait(pending.pop(out).number)
+        if isinstance(node, Communicate):
+            pending[node.out] = node
+        yield node
+    yield from (Wait(posted.number) for posted in pending.values())
+
+
+def with_frees(body: Sequence[Node], kept: Collection[TensorName | ScalarName]) -> Iterator[Node]:
+    """Each buffer's Free after its last use; a collective uses its buffers until its Wait.
+
+    Inputs, outputs and scalars stand in `kept`.
+    """
+    posted = {node.number: node for node in body if isinstance(node, Communicate)}
+
+    def touched(node: Node) -> tuple[TensorName | ScalarName, ...]:
+        if isinstance(node, Wait):
+            return names_needed(posted[node.number])
+        return (*names_needed(node), *names_defined(node))
+
+    last = {name: place for place, node in enumerate(body) for name in touched(node)}
+    for place, node in enumerate(body):
+        yield node
+        for name in dict.fromkeys(touched(node)):
+            if last[name] == place and name not in kept:
+                yield Free(TensorName(name))

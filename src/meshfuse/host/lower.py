@@ -1,0 +1,244 @@
+"""Segments to a host program: local buffers, launches, communications posted and awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from meshfuse.base.errors import InvariantError
+from meshfuse.dist.executors import CommunicationExecutor
+from meshfuse.expr import IntExpr, free_symbols
+from meshfuse.facts.facts import Facts, facts_of
+from meshfuse.facts.layout import layout_of, local_bytes, without_single
+from meshfuse.host.dispatch import executor_class
+from meshfuse.host.lifetimes import with_frees, with_waits
+from meshfuse.host.nodes import (
+    Allocate,
+    Collective,
+    Communicate,
+    Evaluate,
+    HostBuffer,
+    HostOutput,
+    HostProgram,
+    KernelName,
+    Launch,
+    Node,
+    View,
+)
+from meshfuse.host.sizes import buffer_of, check_symbols, divisibility_demands, size_symbols
+from meshfuse.host.uses import names_defined, names_needed
+from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.ir.comm import AllGather, AllReduce, Communication, LocalSlice, ReduceScatter
+from meshfuse.ir.ops import Broadcast, Cast, Expand, Expr, Permute, Set, Squeeze
+from meshfuse.ir.printer import print_expr
+from meshfuse.ir.program import Program
+from meshfuse.kernel.nodes import IndexName, Kernel
+from meshfuse.segment.segments import SegmentedProgram
+
+_SAVED = ".saved"
+"""Suffix of the copy of a tensor whose memory an update in place overwrites."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoweredKernel:
+    """The kernel of a segment. `sizes`: its extents' symbols, as expressions in the program's."""
+
+    kernel: Kernel
+    sizes: Mapping[IndexName, IntExpr]
+
+
+def lower_to_host(segmented: SegmentedProgram, kernels: Mapping[str, LoweredKernel]) -> HostProgram:
+    """The host program of a segmented program.
+
+    `kernels` are by segment name; a segment that is no communication and has none is evaluated op
+    by op. Raises Unsupported for a size that no input gives.
+    """
+    program = segmented.program
+    facts, fusion = facts_of(program), program.fusion
+    body = [*_scalar_sizes(program), *_lower_segments(segmented, facts, kernels)]
+    outputs, copies = _lower_outputs(program, facts)
+    body = list(with_waits([*body, *copies]))
+    kept = {output.buffer for output in outputs} | set(fusion.inputs) | set(fusion.scalars)
+    buffers = _buffers(program, body)
+    symbols = size_symbols(program)
+    check_symbols(buffers.values(), [*(s.symbol for s in symbols), *fusion.scalars])
+    return HostProgram(
+        inputs=fusion.inputs,
+        outputs=outputs,
+        scalars={name: value.dtype for name, value in fusion.scalars.items()},
+        symbols=symbols,
+        demands=tuple(dict.fromkeys(divisibility_demands(program, fusion.tensors))),
+        buffers=buffers,
+        kernels={KernelName(found.kernel.name): found.kernel for found in kernels.values()},
+        body=tuple(with_frees(body, kept)),
+    )
+
+
+def _scalar_sizes(program: Program) -> Iterator[Evaluate]:
+    """The arithmetic on scalars that sizes come from, in front of all else."""
+    fusion = program.fusion
+    extents = [axis.extent for value in fusion.tensors.values() for axis in value.logical]
+    operands = [x for expr in fusion.exprs for x in expr.ins if isinstance(x, IntExpr)]
+    needed: set[str] = {s.name for size in (*extents, *operands) for s in free_symbols(size)}
+    body: list[Expr] = []
+    for expr in reversed(fusion.exprs):
+        if needed.intersection(expr.outs) and all(out in fusion.scalars for out in expr.outs):
+            needed.update(name for name in expr.ins if isinstance(name, str))
+            body.insert(0, expr)
+    if body:
+        yield Evaluate(body=tuple(body))
+
+
+# Segments.
+
+
+def _lower_segments(
+    segmented: SegmentedProgram, facts: Facts, kernels: Mapping[str, LoweredKernel]
+) -> Iterator[Node]:
+    number = 0
+    for segment in segmented.segments:
+        if executor_class(segment.scheduler) is CommunicationExecutor:
+            for expr in segment.program.fusion.exprs:
+                yield from _lower_communication(segmented.program, facts, expr, number)
+                number += not isinstance(expr, LocalSlice)
+        elif segment.name in kernels:
+            yield from _lower_kernel(kernels[segment.name])
+        else:
+            yield Evaluate(body=segment.program.fusion.exprs)
+
+
+def _lower_kernel(lowered: LoweredKernel) -> Iterator[Node]:
+    kernel = lowered.kernel
+    for buffer in kernel.buffers:
+        if buffer.written:
+            yield Allocate(TensorName(buffer.name))
+    yield Launch(
+        KernelName(kernel.name),
+        tuple(TensorName(buffer.name) for buffer in kernel.buffers),
+        tuple(ScalarName(scalar.name) for scalar in kernel.scalars),
+        {name: lowered.sizes[name] for name in kernel.sizes if name in lowered.sizes},
+    )
+
+
+def _lower_communication(program: Program, facts: Facts, expr: Expr, number: int) -> Iterator[Node]:
+    if not isinstance(expr, Communication):
+        raise InvariantError(f"{print_expr(expr)} stands in a communication segment")
+    mesh = program.schedule(expr.src).mesh
+    if mesh is None:
+        raise InvariantError(f"{print_expr(expr)}: {expr.src} has no mesh")
+    match expr:
+        case LocalSlice(out, src, mesh_axis, axis):
+            yield View(out, src, axis, mesh, mesh_axis)
+            return
+        case AllGather(axis=axis):
+            collective, blocks, function = Collective.all_gather, (expr.out, axis), None
+        case ReduceScatter(axis=axis, function=function):
+            collective, blocks = Collective.reduce_scatter, (expr.src, axis)
+        case AllReduce(function=function):
+            collective, blocks = Collective.all_reduce, None
+        case _:
+            raise InvariantError(f"{print_expr(expr)} is no collective of the host program")
+    _check_blocks(program, expr, blocks)
+    yield Allocate(expr.out)
+    yield Communicate(
+        expr.out,
+        collective,
+        expr.src,
+        number,
+        mesh,
+        expr.mesh_axis,
+        local_bytes(program, expr.src),
+        _cause(program, facts, expr),
+        function,
+    )
+
+
+def _check_blocks(
+    program: Program, expr: Communication, blocks: tuple[TensorName, int] | None
+) -> None:
+    """The ranks' blocks must lie one after the other, and each alike on both sides."""
+    orders = [_order(program, tensor) for tensor in (expr.src, expr.out)]
+    if blocks is not None:
+        whole, axis = blocks
+        order = _order(program, whole)
+        if axis in order and order[0] != axis:
+            raise InvariantError(
+                f"{print_expr(expr)}: axis {axis} of {whole} must be the slowest in memory, whose "
+                f"order is {order}"
+            )
+        orders = [tuple(dim for dim in order if dim != axis) for order in orders]
+    if orders[0] != orders[1]:
+        raise InvariantError(f"{print_expr(expr)}: the memory orders are {orders}")
+
+
+def _order(program: Program, tensor: TensorName) -> tuple[int, ...]:
+    return without_single(program, tensor, layout_of(program, tensor).order)
+
+
+def _cause(program: Program, facts: Facts, expr: Communication) -> str:
+    """The op that needs a gather, or whose partial results wait to be reduced."""
+    step = facts.definitions.get(expr.src) if not isinstance(expr, AllGather) else None
+    if step is not None:
+        return print_expr(step)
+    readers = facts.uses.get(expr.out, ())
+    return print_expr(readers[0]) if readers else f"output {expr.out}"
+
+
+# Outputs.
+
+
+def _lower_outputs(
+    program: Program, facts: Facts
+) -> tuple[tuple[HostOutput, ...], tuple[Evaluate, ...]]:
+    """The outputs' buffers, and the copies at the end that update inputs in place.
+
+    A returned tensor that an update also writes is that input. One that may share an updated
+    input's memory is copied first: it keeps the value from before.
+    """
+    outputs = program.fusion.outputs
+    updates = {o.tensor: o.alias for o in outputs if o.alias is not None}
+    saved: dict[TensorName, Evaluate] = {}
+
+    def lasting(tensor: TensorName) -> TensorName:
+        root = _memory_root(facts, tensor)
+        if root == tensor or root not in updates.values():
+            return tensor
+        copy = TensorName(f"{tensor}{_SAVED}")
+        saved[copy] = Evaluate(body=(Set(copy, tensor),))
+        return copy
+
+    results = tuple(
+        HostOutput(output.tensor, output.alias)
+        if output.alias is not None
+        else HostOutput(updates.get(output.tensor) or lasting(output.tensor))
+        for output in outputs
+    )
+    copies = tuple(
+        Evaluate(into=alias, body=(Set(alias, lasting(tensor)),))
+        for tensor, alias in updates.items()
+    )
+    return results, (*saved.values(), *copies)
+
+
+def _buffers(program: Program, body: Sequence[Node]) -> dict[TensorName, HostBuffer]:
+    """The buffers of the program's inputs and of all that the body makes."""
+    names = dict.fromkeys(program.fusion.inputs)
+    for node in body:
+        names.update(dict.fromkeys((*names_needed(node), *names_defined(node))))
+    buffers: dict[TensorName, HostBuffer] = {}
+    for name in names:
+        original = TensorName(name.removesuffix(_SAVED))
+        if original in program.fusion.tensors:
+            buffers[TensorName(name)] = replace(buffer_of(program, original), name=TensorName(name))
+    return buffers
+
+
+def _memory_root(facts: Facts, tensor: TensorName) -> TensorName:
+    """The tensor whose memory `tensor` may share, going back over what can be a view."""
+    expr = facts.definitions.get(tensor)
+    while isinstance(expr, Broadcast | Cast | Expand | LocalSlice | Permute | Squeeze):
+        tensor = expr.src
+        expr = facts.definitions.get(tensor)
+    return tensor

@@ -1,0 +1,69 @@
+"""Read a HostProgram back from the text that printer.py writes."""
+
+from __future__ import annotations
+
+import re
+
+from meshfuse.base.dtypes import DataType
+from meshfuse.base.text import TextError
+from meshfuse.host.nodes import (
+    Divides,
+    HostBuffer,
+    HostOutput,
+    HostProgram,
+    KernelName,
+    Node,
+    SizeOf,
+)
+from meshfuse.host.printer import HOST_GRAMMAR, BufferStatement, HostStatement
+from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.ir.printer import InputStatement, OutputStatement, ScalarStatement
+from meshfuse.kernel.parser import parse_kernel
+
+_BETWEEN_STATEMENTS = re.compile(r"\n\s*\n(?=\w)")
+"""What stands inside a statement is indented."""
+
+
+def parse_host_program(text: str) -> HostProgram:
+    """The program that `text` denotes; `parse_host_program(print_host_program(p)) == p`.
+
+    Names are not checked here: that is the verifier's. Raises TextError, a ValueError, with line
+    and column, counted from the start of the host program or the kernel.
+    """
+    host, *kernels = _BETWEEN_STATEMENTS.split(text.strip())
+    statement = HOST_GRAMMAR.parse(host)
+    if not isinstance(statement, HostStatement):
+        raise TextError(f"expected host(), found a {type(statement).__name__}")
+    inputs: list[TensorName | ScalarName] = []
+    outputs: list[HostOutput] = []
+    scalars: dict[ScalarName, DataType] = {}
+    symbols: list[SizeOf] = []
+    demands: list[Divides] = []
+    buffers: dict[TensorName, HostBuffer] = {}
+    body: list[Node] = []
+    for line in statement.body:
+        match line:
+            case InputStatement(names):
+                inputs += names
+            case OutputStatement(buffer, alias):
+                outputs.append(HostOutput(buffer, alias))
+            case ScalarStatement(name, dtype):
+                scalars[name] = dtype
+            case SizeOf():
+                symbols.append(line)
+            case Divides():
+                demands.append(line)
+            case BufferStatement(name, dtype, shape, order, mesh):
+                buffers[name] = HostBuffer(name, dtype, shape, order, mesh)
+            case _:
+                body.append(line)
+    return HostProgram(
+        tuple(inputs),
+        tuple(outputs),
+        scalars,
+        tuple(symbols),
+        tuple(demands),
+        buffers,
+        {KernelName(kernel.name): kernel for kernel in map(parse_kernel, kernels)},
+        tuple(body),
+    )

@@ -1,0 +1,85 @@
+"""All ranks of a mesh in this process: one driver steps each rank's program in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from meshfuse.base.errors import CommunicationError
+from meshfuse.dist.collectives import CollectiveRequest
+from meshfuse.dist.simulated import SimulatedTransport
+from meshfuse.host.run import AwaitWork, Event, Executable, Post, interpret
+from meshfuse.runtime.arguments import Argument
+
+RankProgram = Generator[Event, None, list[torch.Tensor]]
+
+
+@final
+@dataclass(slots=True)
+class _Rank:
+    """One rank under way. `waits_for`: the number it awaits; `outputs` when it has ended."""
+
+    program: RankProgram
+    posted: dict[int, CollectiveRequest]
+    waits_for: int | None = None
+    outputs: list[torch.Tensor] | None = None
+
+
+def simulate(
+    executables: Mapping[int, Executable], inputs: Mapping[int, Sequence[Argument]]
+) -> dict[int, list[torch.Tensor]]:
+    """Run one executable per rank, each on its own inputs, and return the visible outputs by rank.
+
+    Raises CommunicationError if ranks disagree, or if none can go on: then it lists what each waits
+    for. Otherwise what `interpret` raises.
+    """
+    transport = SimulatedTransport()
+    ranks = {
+        rank: _Rank(interpret(executable, inputs[rank]), {})
+        for rank, executable in executables.items()
+    }
+    with torch.no_grad():
+        while any(state.outputs is None for state in ranks.values()):
+            moved = [_advance(transport, rank, state) for rank, state in ranks.items()]
+            if not any(moved):
+                raise _deadlock(transport, ranks)
+    return {rank: state.outputs or [] for rank, state in ranks.items()}
+
+
+def _advance(transport: SimulatedTransport, rank: int, state: _Rank) -> bool:
+    """Step one rank until it ends or must wait; whether it did anything."""
+    moved = False
+    while state.outputs is None:
+        if state.waits_for is not None:
+            if transport.missing(rank, state.waits_for):
+                return moved
+            transport.wait(rank, state.waits_for)
+            state.waits_for = None
+        moved = True
+        try:
+            event = next(state.program)
+        except StopIteration as end:
+            state.outputs = end.value
+            return True
+        match event:
+            case Post(request):
+                transport.post(rank, request)
+                state.posted[request.number] = request
+            case AwaitWork(number):
+                state.waits_for = number
+    return moved
+
+
+def _deadlock(transport: SimulatedTransport, ranks: Mapping[int, _Rank]) -> CommunicationError:
+    lines = ["deadlock: no rank of the simulation can go on"]
+    for rank, state in ranks.items():
+        if state.waits_for is None:
+            lines.append(f"  rank {rank} has ended")
+        else:
+            missing = transport.missing(rank, state.waits_for)
+            request = state.posted[state.waits_for]
+            lines.append(f"  rank {rank} waits in {request} for ranks {missing}")
+    return CommunicationError("\n".join(lines))

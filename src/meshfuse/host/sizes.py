@@ -1,0 +1,85 @@
+"""What the host program knows of sizes: symbols from inputs, demands on them, buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from meshfuse.base.errors import InvariantError, Unsupported
+from meshfuse.expr import Symbol, const_value, free_symbols
+from meshfuse.facts.layout import layout_of
+from meshfuse.facts.sharding import Digit, Sharding, local_extents, owners_of, sharding_of
+from meshfuse.host.nodes import Divides, HostBuffer, SizeOf
+from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.ir.program import Program
+from meshfuse.kernel.nodes import IndexName
+
+
+def buffer_of(program: Program, tensor: TensorName) -> HostBuffer:
+    """The part of a tensor that one rank holds."""
+    layout = layout_of(program, tensor)
+    return HostBuffer(
+        tensor,
+        program.tensor(tensor).dtype,
+        local_extents(program, tensor),
+        () if layout.is_row_major else layout.order,
+        program.schedule(tensor).mesh,
+    )
+
+
+def size_symbols(program: Program) -> tuple[SizeOf, ...]:
+    """Each symbol of the inputs' extents, from an axis that is whole on every rank if one is."""
+    found: dict[str, SizeOf] = {}
+    for name in program.fusion.inputs:
+        if name not in program.fusion.tensors:
+            continue
+        tensor = TensorName(name)
+        sharding = sharding_of(program, tensor)
+        for axis, domain in enumerate(program.tensor(tensor).tensor_axes):
+            extent = domain.extent
+            if not isinstance(extent, Symbol) or ScalarName(extent.name) in program.fusion.scalars:
+                continue
+            size = SizeOf(IndexName(extent.name), tensor, axis, _ranks(sharding, axis))
+            if extent.name not in found or found[extent.name].factor > size.factor == 1:
+                found[extent.name] = size
+    return tuple(found.values())
+
+
+def divisibility_demands(program: Program, tensors: Iterable[TensorName]) -> Iterator[Divides]:
+    """What makes all blocks of the tensors' symbolic axes equal. May repeat itself."""
+    for tensor in tensors:
+        sharding = sharding_of(program, tensor)
+        for axis, domain in zip(sharding.axes, program.tensor(tensor).tensor_axes, strict=True):
+            divisor = _divisor(axis)
+            if divisor > 1 and const_value(domain.extent) is None:
+                yield Divides(divisor, domain.extent, tensor)
+
+
+def check_symbols(buffers: Iterable[HostBuffer], known: Iterable[str]) -> None:
+    """Raise Unsupported, naming the tensor, for a size that neither an input nor a scalar gives."""
+    names = set(known)
+    for buffer in buffers:
+        for extent in buffer.shape:
+            for symbol in free_symbols(extent):
+                if symbol.name not in names:
+                    raise Unsupported(
+                        f"host lowering: {buffer.name} has size {extent}, but no input has an axis "
+                        f"of size {symbol.name}; pass that size as a scalar input"
+                    )
+
+
+def _ranks(sharding: Sharding, axis: int) -> int:
+    mesh = sharding.mesh
+    if mesh is None:
+        return 1
+    return math.prod(mesh.axis_size(owner) for owner in owners_of(sharding.axes[axis], mesh))
+
+
+def _divisor(digits: tuple[Digit, ...]) -> int:
+    """The product of the constant digits of a sharded axis; 1 for one that is whole."""
+    if all(digit.owner is None for digit in digits):
+        return 1
+    sizes = [const_value(digit.extent) for digit in digits]
+    if sizes.count(None) > 1:
+        raise InvariantError(f"digits {digits}: more than one extent is symbolic")
+    return math.prod(size for size in sizes if size is not None)

@@ -1,0 +1,40 @@
+"""Which buffers a node of the host program touches."""
+
+from __future__ import annotations
+
+from meshfuse.host.nodes import Allocate, Communicate, Evaluate, Free, Launch, Node, View, Wait
+from meshfuse.ir.axes import ScalarName, TensorName
+
+
+def names_defined(node: Node) -> tuple[TensorName | ScalarName, ...]:
+    """The buffers and scalars that exist after the node and did not before."""
+    match node:
+        case Allocate(buffer):
+            return (buffer,)
+        case View(out):
+            return (out,)
+        case Evaluate(into, body):
+            names = tuple(name for expr in body for name in expr.outs)
+            return names if into is None else names[: -len(body[-1].outs)]
+        case Launch() | Communicate() | Wait() | Free():
+            return ()
+
+
+def names_needed(node: Node) -> tuple[TensorName | ScalarName, ...]:
+    """The buffers and scalars that must exist before the node, each once."""
+    match node:
+        case Allocate() | Wait():
+            return ()
+        case Free(buffer):
+            return (buffer,)
+        case View(_, src):
+            return (src,)
+        case Launch(_, buffers, scalars):
+            return tuple(dict.fromkeys((*buffers, *scalars)))
+        case Communicate(out, _, src):
+            return (src, out)
+        case Evaluate(into, body):
+            defined = {name for expr in body for name in expr.outs}
+            read = [name for expr in body for name in expr.ins if isinstance(name, str)]
+            target = () if into is None else (into,)
+            return tuple(dict.fromkeys((*(n for n in read if n not in defined), *target)))

@@ -1,0 +1,84 @@
+"""What every host program obeys: names exist when used, posts are awaited, frees come last."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from meshfuse.base.errors import InvariantError
+from meshfuse.host.nodes import (
+    Allocate,
+    Communicate,
+    Evaluate,
+    Free,
+    HostProgram,
+    Launch,
+    Node,
+    Wait,
+)
+from meshfuse.host.printer import print_node
+from meshfuse.host.uses import names_defined, names_needed
+from meshfuse.ir.axes import ScalarName, TensorName
+
+
+def verify_host_program(program: HostProgram) -> None:
+    """Raise InvariantError, quoting the node, at the first thing that is wrong."""
+    alive: set[TensorName | ScalarName] = set(program.inputs)
+    pending: dict[int, Communicate] = {}
+    numbers: set[int] = set()
+    for node in program.body:
+        _check_names(program, node, alive)
+        _check_communication(node, pending, numbers)
+        alive.update(names_defined(node))
+        if isinstance(node, Free):
+            alive.remove(node.buffer)
+        if isinstance(node, Communicate):
+            pending[node.number] = node
+            numbers.add(node.number)
+        if isinstance(node, Wait):
+            del pending[node.number]
+    if pending:
+        raise InvariantError(f"never awaited: {print_node(next(iter(pending.values())))}")
+    for output in program.outputs:
+        if output.buffer not in alive and output.alias is None:
+            raise InvariantError(f"output {output.buffer} does not exist at the end")
+
+
+def _check_names(
+    program: HostProgram, node: Node, alive: Collection[TensorName | ScalarName]
+) -> None:
+    text = print_node(node)
+    for name in names_needed(node):
+        if name not in alive:
+            raise InvariantError(f"{text}: {name} does not exist here")
+    for name in names_defined(node):
+        if name in alive and name in program.buffers:
+            raise InvariantError(f"{text}: {name} exists already")
+        if name not in program.buffers and name not in program.scalars:
+            raise InvariantError(f"{text}: {name} is neither a buffer nor a scalar")
+    if isinstance(node, Free) and node.buffer in program.inputs:
+        raise InvariantError(f"{text}: an input belongs to the caller")
+    if isinstance(node, Launch) and node.kernel not in program.kernels:
+        raise InvariantError(f"{text}: there is no such kernel")
+
+
+def _check_communication(
+    node: Node, pending: dict[int, Communicate], numbers: Collection[int]
+) -> None:
+    """Numbers are used once, and buffers under way are left alone until the Wait."""
+    if isinstance(node, Communicate) and node.number in numbers:
+        raise InvariantError(f"{print_node(node)}: number {node.number} stands twice")
+    if isinstance(node, Wait) and node.number not in pending:
+        raise InvariantError(f"{print_node(node)}: no collective of this number is under way")
+    if isinstance(node, Wait | Allocate):
+        return
+    for posted in pending.values():
+        busy = {posted.out}
+        if isinstance(node, Free):
+            busy.add(posted.src)
+        if isinstance(node, Evaluate) and node.into == posted.src:
+            busy.add(posted.src)
+        for name in names_needed(node):
+            if name in busy:
+                raise InvariantError(
+                    f"{print_node(node)}: {name} is under way in number {posted.number}"
+                )

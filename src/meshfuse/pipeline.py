@@ -1,0 +1,96 @@
+"""The map: how a program becomes a host program. Read this file first.
+
+    Program -> passes -> segments -> per kernel: local program -> schedule -> Kernel -> text
+                                  -> HostProgram
+
+Everything here is a function of its arguments. cache.py calls it once per program and signature,
+and host/load.py makes what it returns run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from meshfuse.base.errors import Unsupported
+from meshfuse.base.trace import Note
+from meshfuse.codegen.cpp import print_cpp
+from meshfuse.codegen.source import KernelSource
+from meshfuse.facts.refusal import Refusal
+from meshfuse.host.dispatch import executor_class
+from meshfuse.host.lower import LoweredKernel, lower_to_host
+from meshfuse.host.nodes import HostProgram, KernelName
+from meshfuse.host.verify import verify_host_program
+from meshfuse.ir.program import Program
+from meshfuse.kernel.localize import localize
+from meshfuse.kernel.lower import lower
+from meshfuse.kernel.nodes import IndexName
+from meshfuse.kernel.verify import verify_kernel
+from meshfuse.passes.pipeline import run_passes
+from meshfuse.runtime.arguments import Signature
+from meshfuse.runtime.executors import KernelExecutor
+from meshfuse.runtime.layouts import refine_layouts
+from meshfuse.schedulers.registry import accepts, schedule
+from meshfuse.segment.segment import Answer, segment
+from meshfuse.segment.segments import Segment, SegmentedProgram
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What compiling gives: the host program, the text of its kernels, and the record of how."""
+
+    host: HostProgram
+    sources: Mapping[KernelName, KernelSource]
+    segmented: SegmentedProgram
+    notes: tuple[Note, ...]
+
+
+def compile(program: Program, signature: Signature, *, kernels: bool = True) -> Compilation:
+    """Compile a program for arguments of a signature.
+
+    Without `kernels` (for a device or machine that has no compiler) every segment runs op by op.
+    Raises UserError for a schedule that contradicts itself, Unsupported for a legal program that is
+    beyond this version, naming tensor and stage.
+    """
+    prepared, notes = run_passes(program)
+    segmented = segment(prepared, _accepts_locally)
+    lowered: dict[str, LoweredKernel] = {}
+    sources: dict[KernelName, KernelSource] = {}
+    for part in segmented.segments:
+        if executor_class(part.scheduler) is not KernelExecutor:
+            continue
+        if not kernels:
+            notes = (*notes, _op_by_op(part))
+            continue
+        kernel = _lower_segment(prepared, part, signature)
+        lowered[part.name] = kernel
+        sources[KernelName(kernel.kernel.name)] = print_cpp(kernel.kernel)
+    host = lower_to_host(segmented, lowered)
+    verify_host_program(host)
+    return Compilation(host, sources, segmented, notes)
+
+
+def _lower_segment(whole: Program, part: Segment, signature: Signature) -> LoweredKernel:
+    """One segment as a kernel on local shapes (law L9)."""
+    refined = refine_layouts(part.program, whole.fusion.inputs, signature)
+    local = localize(refined)
+    scheduled, _ = schedule(local.program, part.scheduler)
+    kernel = lower(scheduled, part.name)
+    verify_kernel(kernel)
+    return LoweredKernel(kernel, {IndexName(name): size for name, size in local.sizes.items()})
+
+
+def _accepts_locally(program: Program) -> Answer:
+    """The scheduler that takes the local form of a program, or the refusals of all."""
+    try:
+        return accepts(localize(program).program)
+    except Unsupported as error:
+        return (Refusal("localize", str(error)),)
+
+
+def _op_by_op(part: Segment) -> Note:
+    names = ", ".join(output.tensor for output in part.program.fusion.outputs)
+    reason = "there is no compiler for this device: its ops run one by one through torch"
+    return Note("pipeline", names, "op_by_op", reason)

@@ -1,0 +1,38 @@
+"""Memory of local buffers: contiguous in a given memory order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def dense_strides(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a tensor whose dims lie in memory in `order`, slowest first, without gaps."""
+    strides = [0] * len(sizes)
+    step = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(sizes[dim], 1)
+    return tuple(strides)
+
+
+def allocate(
+    sizes: Sequence[int], order: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Uninitialised memory for a tensor, dense in memory order."""
+    return torch.empty_strided(sizes, dense_strides(sizes, order), dtype=dtype, device=device)
+
+
+def is_dense(tensor: torch.Tensor, order: Sequence[int]) -> bool:
+    """Whether the tensor lies in memory in `order` without gaps; dims of size 1 lie anywhere."""
+    wanted = dense_strides(tensor.shape, order)
+    pairs = zip(tensor.shape, tensor.stride(), wanted, strict=True)
+    return tensor.numel() == 0 or all(size == 1 or have == want for size, have, want in pairs)
+
+
+def as_dense(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """The tensor itself if it is dense in memory order, else a copy that is."""
+    if is_dense(tensor, order):
+        return tensor
+    return allocate(tensor.shape, order, tensor.dtype, tensor.device).copy_(tensor)
