@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Final, final
@@ -99,10 +100,15 @@ class Cursor:
         return int(word)
 
     def number(self) -> int | float:
-        """An int where the text has neither point, exponent, inf nor nan."""
+        """An int where the text has neither point, exponent, inf nor nan.
+
+        Every nan is `math.nan`: one object equals itself where values hold it.
+        """
         word = self.match(_NUMBER)
         if word is None:
             raise self.fail("a number")
+        if word.endswith("nan"):
+            return math.nan
         return int(word) if word.lstrip("-").isdigit() else float(word)
 
     def string(self) -> str:
