@@ -297,7 +297,7 @@ def _(expr: Welford, env: Environment) -> tuple[Value, ...]:
     held = held_torch_dtype(env.dtypes[expr.mean])
     src = env.tensor(expr.src).to(held)
     number = math.prod(src.shape[axis] for axis in expr.axes)
-    mean = src.sum(expr.axes, keepdim=True) / max(number, 1)
+    mean = src.sum(expr.axes, keepdim=True) / number
     m2 = (src - mean).square().sum(expr.axes)
     count = torch.full(m2.shape, number, dtype=torch.int64, device=src.device)
     results = (mean.squeeze(expr.axes), m2, count)
