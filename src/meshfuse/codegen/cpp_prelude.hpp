@@ -436,10 +436,10 @@ template <class V> MF_INLINE V mf_tanh_float(V x) {
   const V square = x * x;
   const V p = mf_polynomial(square, -3.333329856e-01f, 1.333195865e-01f, -5.378668010e-02f,
                             2.080537751e-02f, -5.905860569e-03f);
-  const V near = mf_fma(square * x, p, x);
+  const V near = mf_fma(square * size, p, size);
   const V one = mf_all<V>(1.0f);
   const V far = one - mf_all<V>(2.0f) / (one + mf_exp_float(size + size));
-  return size < mf_all<V>(0.6f) ? near : mf_with_sign_of(far, x);
+  return mf_with_sign_of(size < mf_all<V>(0.6f) ? near : far, x);
 }
 
 // Near 0 an odd polynomial; elsewhere 1 - exp(q(|x|)) with q fitted to log(erfc), which is beyond
@@ -449,13 +449,13 @@ template <class V> MF_INLINE V mf_erf_float(V x) {
   const V near = mf_fma(
       mf_polynomial(x * x, 1.283791661e-01f, -3.761263490e-01f, 1.128369421e-01f,
                     -2.685927041e-02f, 5.200634245e-03f, -8.137436234e-04f, 8.345221431e-05f),
-      x, x);
+      size, size);
   const V clamped = size > mf_all<V>(4.0f) ? mf_all<V>(4.0f) : size;
   const V q = mf_polynomial(clamped, -2.113040246e-04f, -1.127611279e+00f, -6.372903585e-01f,
                             -1.038369685e-01f, 2.218141966e-02f, -3.031828674e-03f,
                             1.947786513e-04f);
   const V far = mf_all<V>(1.0f) - mf_exp_float(q);
-  return size < mf_all<V>(0.93f) ? near : mf_with_sign_of(far, x);
+  return mf_with_sign_of(size < mf_all<V>(0.93f) ? near : far, x);
 }
 
 // In double precision libm's scalar functions do the work, lane by lane.
