@@ -123,8 +123,8 @@ def _local_definition(program: Program, tensor: TensorName, namer: _SizeNamer) -
     if len(logical) == len(definition.logical):
         _check_root_is_whole(program, tensor)
         return replace(definition, logical=tuple(logical))
-    roots = [axis.kind for axis in definition.maybe_root]
-    if [axis.kind for axis in logical] != roots:
+    roots = [axis.kind for axis in definition.root]
+    if roots and [axis.kind for axis in logical] != roots:
         raise InvariantError(f"localize: {tensor}: {logical} and its root {roots} differ in kinds")
     return replace(definition, logical=tuple(logical), root=(), root_steps=())
 
