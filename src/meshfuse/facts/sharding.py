@@ -8,7 +8,8 @@ from functools import singledispatch
 from typing import final
 
 from meshfuse.base.errors import InvariantError, Unsupported, UserError
-from meshfuse.expr import IntExpr, ceildiv, const, floordiv, known_equal, mod, mul
+from meshfuse.expr import IntExpr, ceildiv, const, mul
+from meshfuse.expr.polynomial import quotient_if_exact
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
 from meshfuse.ir.comm import AllReduce, ReduceScatter
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
@@ -224,19 +225,21 @@ def _unmerge(digits: Digits, outer: IterDomain, inner: IterDomain) -> tuple[Digi
         return (Digit(outer.extent),), (Digit(inner.extent),)
     taken: list[Digit] = []
     rest, needed = list(digits), inner.extent
-    while not known_equal(needed, 1):
+    while needed is not const(1):
         if not rest:
             return None
         digit = rest.pop()
-        if known_equal(mod(needed, digit.extent), 0):
+        fits = quotient_if_exact(needed, digit.extent)
+        if fits is not None:
             taken.insert(0, digit)
-            needed = floordiv(needed, digit.extent)
-        elif digit.owner is None and known_equal(mod(digit.extent, needed), 0):
-            taken.insert(0, Digit(needed))
-            rest.append(Digit(floordiv(digit.extent, needed)))
-            needed = const(1)
-        else:
+            needed = fits
+            continue
+        above = quotient_if_exact(digit.extent, needed)
+        if digit.owner is not None or above is None:
             return None
+        taken.insert(0, Digit(needed))
+        rest.append(Digit(above))
+        needed = const(1)
     return tuple(rest) or (Digit(outer.extent),), tuple(taken)
 
 
