@@ -184,6 +184,10 @@ def _run_child(folder: str, rank: int) -> int:
         value = function(rank, job.world_size, *job.arguments)
     except BaseException:  # noqa: BLE001  # whatever ended the rank is the parent's to judge
         error = traceback.format_exc()
+    finally:
+        # gloo's threads must be gone before the interpreter is: see Group.close.
+        if dist.is_initialized():
+            dist.destroy_process_group()
     content = pickle.dumps((value, error, time.monotonic() - started))
     Path(folder, f"result{rank}").write_bytes(content)
     return 0 if error is None else FAILED

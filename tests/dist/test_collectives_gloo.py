@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 import warnings
@@ -255,7 +256,9 @@ def join_by_environment(rank: int, world_size: int) -> list[float]:
 
 
 def test_launcher_environment_sets_up_the_process_group() -> None:
-    port = str(dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False).port)
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = str(probe.getsockname()[1])
 
     def environ(rank: int) -> dict[str, str]:
         return {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port}

@@ -84,7 +84,7 @@ def wait(posting: Posting, board: Board, deadline: Deadline) -> None:
     except CommunicationError:
         raise
     except RuntimeError as error:
-        raise _translate(error, str(posting.request), posting.sequence, board) from error
+        raise explain(error, str(posting.request), posting.sequence, board) from error
     posting.complete()
 
 
@@ -109,7 +109,19 @@ def await_arrival(board: Board, deadline: Deadline, purpose: str) -> None:
     except CommunicationError:
         raise
     except RuntimeError as error:
-        raise _translate(error, subject, 0, board) from error
+        raise explain(error, subject, 0, board) from error
+
+
+def explain(error: RuntimeError, subject: str, sequence: int, board: Board) -> CommunicationError:
+    """The error of a backend or store, with the ranks behind it."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    try:
+        missing = _list(_call_roll(board, subject, sequence))
+    except RuntimeError:
+        missing = "its store is out of reach: rank 0, or the launcher, which holds it, has ended"
+    return CommunicationError(
+        f"{subject}: rank {board.rank} cannot complete it: {missing} [{reason}]"
+    )
 
 
 @final
@@ -205,20 +217,6 @@ def _raise_for_peers(board: Board, subject: str, completes_yet: Callable[[], boo
 def _expiry(subject: str, board: Board, deadline: Deadline, absent: Mapping[int, str]) -> str:
     missing = _list(absent) if absent else "all ranks wait for it, so the network is at fault"
     return f"{subject}: rank {board.rank} waited {deadline.seconds:g} s, its deadline: {missing}"
-
-
-def _translate(
-    error: RuntimeError, subject: str, sequence: int, board: Board
-) -> CommunicationError:
-    """The error of a backend or store, with the ranks behind it."""
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    try:
-        missing = _list(_call_roll(board, subject, sequence))
-    except RuntimeError:
-        missing = "its store is out of reach: rank 0, or the launcher, which holds it, has ended"
-    return CommunicationError(
-        f"{subject}: rank {board.rank} cannot complete it: {missing} [{reason}]"
-    )
 
 
 def _call_roll(board: Board, subject: str, sequence: int) -> dict[int, str]:

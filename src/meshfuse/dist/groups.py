@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import ctypes
 from datetime import timedelta
-from threading import Lock
+from threading import RLock
 from typing import cast, final
 
 import torch.distributed as dist
 
-from meshfuse.base.errors import CommunicationError, Unsupported
+from meshfuse.base.errors import CommunicationError, MeshfuseError, Unsupported
 from meshfuse.dist import collectives, deadlines
 from meshfuse.dist.board import Board, Notice, Standing
 from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, Posting
@@ -38,65 +38,70 @@ class Group:
     def __init__(self, board: Board, backend: CollectiveBackend) -> None:
         self.board = board
         self.broken: str | None = None
-        self._backend = backend
+        self._backend: CollectiveBackend | None = backend
         self._sequence = 0
-        self._outstanding = 0
-        self._lock = Lock()
+        self._outstanding: dict[int, Posting] = {}
+        self._lock = RLock()
         self._watch = StreamWatch(board, self.abandon)
 
     def post(self, request: CollectiveRequest) -> Posting:
         """Start a collective. All ranks of the team post the same ones in the same order."""
         with self._lock:
-            self._check_usable(request)
+            backend = self._usable_backend(request)
             self._sequence += 1
-            posting = collectives.post(self._backend, request)
+            try:
+                posting = collectives.post(backend, request)
+            except MeshfuseError:
+                raise
+            except RuntimeError as error:
+                failure = deadlines.explain(error, str(request), self._sequence, self.board)
+                self.abandon(str(failure))
+                raise failure from error
             posting.sequence = self._sequence
-            self._outstanding += 1
+            self._outstanding[posting.sequence] = posting
         return posting
 
     def wait(self, posting: Posting, deadline: Deadline) -> None:
-        """Block until the posting's `out` may be read; on CUDA, let the current stream wait
-        instead.
+        """Block until the posting's `out` may be read; on CUDA, the current stream waits instead.
 
         Raises CommunicationError as deadlines.wait does. An interrupt too leaves the group broken.
         """
         if posting.request.out.is_cuda:
             self._wait_on_stream(posting, deadline)
-            return
-        try:
-            deadlines.wait(posting, self.board, deadline)
-        except CommunicationError as error:
-            self.abandon(str(error))
-            raise
-        except KeyboardInterrupt:
-            self.abandon(f"interrupted in {posting.request}")
-            raise
+        else:
+            try:
+                deadlines.wait(posting, self.board, deadline)
+            except CommunicationError as error:
+                self.abandon(str(error))
+                raise
+            except KeyboardInterrupt:
+                self.abandon(f"interrupted in {posting.request}")
+                raise
         with self._lock:
-            self._outstanding -= 1
+            self._outstanding.pop(posting.sequence, None)
 
     def _wait_on_stream(self, posting: Posting, deadline: Deadline) -> None:
-        self._check_usable(posting.request)
+        self._usable_backend(posting.request)
         if posting.work is not None:
             posting.work.wait()
         self._watch.add(posting, deadline)
         posting.complete()
-        with self._lock:
-            self._outstanding -= 1
 
-    def _check_usable(self, request: CollectiveRequest) -> None:
-        if self.broken is not None:
+    def _usable_backend(self, request: CollectiveRequest) -> CollectiveBackend:
+        if self._backend is None:
             raise CommunicationError(
                 f"{request}: the group failed before, and stays so until the process group is "
                 f"destroyed and made again: {self.broken}"
             )
+        return self._backend
 
     def abandon(self, reason: str) -> None:
         """Give up: later posts fail, and waiting peers learn the reason."""
         with self._lock:
-            if self.broken is not None:
+            if self._backend is None:
                 return
             self.broken = reason
-        _abort(self._backend)
+            self._abort(self._backend)
         try:
             self.board.announce(Notice(Standing.failed, self._sequence, reason))
         except RuntimeError:
@@ -104,15 +109,29 @@ class Group:
 
     def close(self) -> None:
         """Release the backend; the group is not used again."""
+        self._watch.close()
         with self._lock:
-            if self.broken is not None:
+            if self._backend is None:
                 return
             self.broken = "the process group it stood on was destroyed"
-        self._watch.close()
-        if self._outstanding:
-            _abort(self._backend)
-        else:
+            if self._outstanding:
+                self._abort(self._backend)
+                return
             self._backend.shutdown()
+            # The last reference: gloo's destructor joins its threads. Left alive, one of them may
+            # let go of a tensor while the interpreter shuts down, and a signal ends the process.
+            self._backend = None
+
+    def _abort(self, backend: CollectiveBackend) -> None:
+        """Stop a backend whose collective will not complete.
+
+        NCCL aborts. gloo has no abort that works, and its destructor waits for the collective until
+        gloo's own time limit; so backend and buffers are kept for ever, and the process can end.
+        """
+        backend.abort()
+        for kept in (backend, self._outstanding):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        self._backend = None
 
 
 def form_group(
@@ -125,28 +144,25 @@ def form_group(
     where torch lacks the backend.
     """
     deadlines.await_arrival(board, Deadline.after(seconds), purpose)
+    try:
+        return Group(board, _make_backend(device_type, board, store, seconds, purpose))
+    except MeshfuseError:
+        raise
+    except RuntimeError as error:  # a peer that ended since it arrived
+        raise deadlines.explain(error, purpose, 0, board) from error
+
+
+def _make_backend(
+    device_type: str, board: Board, store: dist.Store, seconds: float, purpose: str
+) -> CollectiveBackend:
     limit = timedelta(seconds=seconds + BACKEND_MARGIN_SECONDS)
     position, size = board.team.index(board.rank), len(board.team)
+    # torch's type stubs leave out most of what its backends have: hence the casts.
     if BACKENDS[device_type] == "gloo":
-        return Group(board, _as_backend(dist.ProcessGroupGloo(store, position, size, limit)))
+        return cast(CollectiveBackend, dist.ProcessGroupGloo(store, position, size, limit))
     nccl = getattr(dist, "ProcessGroupNCCL", None)
     if nccl is None:
         raise Unsupported(f"{purpose}: this build of torch has no NCCL, which CUDA tensors need")
     options = nccl.Options()
     options._timeout = limit
-    return Group(board, _as_backend(nccl(store, position, size, options)))
-
-
-def _as_backend(backend: object) -> CollectiveBackend:
-    """torch's type stubs leave out part of what its backends have."""
-    return cast(CollectiveBackend, backend)
-
-
-def _abort(backend: CollectiveBackend) -> None:
-    """Stop a backend whose collective will not complete.
-
-    NCCL aborts. gloo has no abort that works, and its destructor waits for the collective until
-    gloo's own time limit; so the object is kept for ever, and the process can end.
-    """
-    backend.abort()
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend))
+    return cast(CollectiveBackend, nccl(store, position, size, options))
