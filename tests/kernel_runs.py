@@ -14,7 +14,7 @@ from meshfuse.ir.verify import verify
 from meshfuse.kernel.buffers import stride_name
 from meshfuse.kernel.localize import Localized, localize
 from meshfuse.kernel.lower import lower
-from meshfuse.kernel.nodes import Kernel, ValueName
+from meshfuse.kernel.nodes import Kernel
 from meshfuse.kernel.parser import parse_kernel
 from meshfuse.kernel.printer import print_kernel
 from meshfuse.kernel.verify import verify_kernel
@@ -84,9 +84,7 @@ def _check_layouts(
         assert [evaluate(e, sizes) for e in buffer.shape] == list(tensor.shape)
         if tensor.numel() == 0:
             continue
-        for extent, stride, real in zip(
-            tensor.shape, buffer.strides, tensor.stride(), strict=True
-        ):
+        for extent, stride, real in zip(tensor.shape, buffer.strides, tensor.stride(), strict=True):
             assert extent == 1 or evaluate(stride, sizes) == real, (buffer, tensor.stride())
 
 

@@ -106,8 +106,12 @@ def tile_symbol(axis: TileAxis) -> Symbol:
 
 
 def loop_symbol(name: IndexName, extent: IntExpr) -> Symbol:
-    """The symbol of a loop over 0..extent-1, with what is known of its range."""
-    return symbol(name, 0, None if extent.high is None else max(extent.high - 1, 0))
+    """The symbol of a loop over 0..extent-1, with what is known of its range.
+
+    A loop of one iteration at most, or none, stays a symbol: what depends on it must not leave it.
+    """
+    last = None if extent.high is None or extent.high < 2 else extent.high - 1
+    return symbol(name, 0, last)
 
 
 @final

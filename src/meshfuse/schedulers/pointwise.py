@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 from meshfuse.expr import mul
@@ -61,15 +62,15 @@ class PointwiseScheduler(Scheduler):
     def apply(self, program: Program) -> tuple[Program, LaunchHints]:
         space = iteration_space(program)
         order = space.memory_order(program.fusion.outputs[0].tensor)
-        if lies_alike(program, space, order):
+        if not order or lies_alike(program, space, order):
             tiling = Tiling((), (), order, chunk_groups=PROGRAMS)
         else:
-            rows = order[:-1]
-            tiling = Tiling(rows, (), order[-1:], groups_for(space, rows))
+            *rows, columns = dict.fromkeys(order)
+            tiling = Tiling(tuple(rows), (), (columns,), groups_for(space, rows))
         return apply_tiling(program, space, tiling), LaunchHints()
 
 
-def groups_for(space: IterationSpace, rows: tuple[SpaceAxis, ...]) -> int | None:
+def groups_for(space: IterationSpace, rows: Sequence[SpaceAxis]) -> int | None:
     """Into how many groups of columns to cut each row: one, unless the rows are known to be few."""
     count = mul(1, *(space.extents[axis] for axis in rows)).high
     if count is None or count >= PROGRAMS:
