@@ -18,10 +18,10 @@ class Recorder:
     def __init__(self) -> None:
         self.program = Program()
 
-    def add(self, verb: Callable[..., tuple[Program, Any]], *args: Any, **keywords: Any) -> Any:
-        """Apply a verb of ir/build.py."""
-        self.program, name = verb(self.program, *args, **keywords)
-        return name
+    def add(self, verb: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+        """Apply a verb of ir/build.py: its one new name, or all of them."""
+        self.program, *names = verb(self.program, *args, **keywords)
+        return names[0] if len(names) == 1 else names
 
     def input(
         self, shape: Sequence[int], dtype: DataType = DataType.Float, contiguity: bool = True
