@@ -69,7 +69,7 @@ def lower_to_host(segmented: SegmentedProgram, kernels: Mapping[str, LoweredKern
         outputs=outputs,
         scalars={name: value.dtype for name, value in fusion.scalars.items()},
         symbols=symbols,
-        demands=tuple(dict.fromkeys(divisibility_demands(program, fusion.tensors))),
+        demands=divisibility_demands(program, fusion.tensors),
         buffers=buffers,
         kernels={KernelName(found.kernel.name): found.kernel for found in kernels.values()},
         body=tuple(with_frees(body, kept)),
@@ -150,7 +150,7 @@ def _lower_communication(program: Program, facts: Facts, expr: Expr, number: int
         mesh,
         expr.mesh_axis,
         local_bytes(program, expr.src),
-        _cause(program, facts, expr),
+        _cause(facts, expr),
         function,
     )
 
@@ -177,13 +177,22 @@ def _order(program: Program, tensor: TensorName) -> tuple[int, ...]:
     return without_single(program, tensor, layout_of(program, tensor).order)
 
 
-def _cause(program: Program, facts: Facts, expr: Communication) -> str:
-    """The op that needs a gather, or whose partial results wait to be reduced."""
-    step = facts.definitions.get(expr.src) if not isinstance(expr, AllGather) else None
-    if step is not None:
-        return print_expr(step)
-    readers = facts.uses.get(expr.out, ())
-    return print_expr(readers[0]) if readers else f"output {expr.out}"
+def _cause(facts: Facts, expr: Communication) -> str:
+    """The op that needs a gather or left partial results, copies for layout passed over."""
+    if isinstance(expr, AllGather):
+        reader, name = _first_reader(facts, expr.out), expr.out
+        while isinstance(reader, Set):
+            reader, name = _first_reader(facts, reader.out), reader.out
+        return f"output {name}" if reader is None else print_expr(reader)
+    maker = facts.definitions.get(expr.src)
+    while isinstance(maker, Set):
+        maker = facts.definitions.get(maker.src)
+    return f"input {expr.src}" if maker is None else print_expr(maker)
+
+
+def _first_reader(facts: Facts, tensor: TensorName) -> Expr | None:
+    """The first op that reads a tensor; None for one that is only returned."""
+    return next(iter(facts.uses.get(tensor, ())), None)
 
 
 # Outputs.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from meshfuse.base.errors import InvariantError, Unsupported
-from meshfuse.expr import Symbol, const_value, free_symbols
+from meshfuse.expr import IntExpr, Symbol, const_value, free_symbols
 from meshfuse.facts.layout import layout_of
 from meshfuse.facts.sharding import Digit, Sharding, local_extents, owners_of, sharding_of
 from meshfuse.host.nodes import Divides, HostBuffer, SizeOf
@@ -45,14 +45,17 @@ def size_symbols(program: Program) -> tuple[SizeOf, ...]:
     return tuple(found.values())
 
 
-def divisibility_demands(program: Program, tensors: Iterable[TensorName]) -> Iterator[Divides]:
-    """What makes all blocks of the tensors' symbolic axes equal. May repeat itself."""
+def divisibility_demands(program: Program, tensors: Iterable[TensorName]) -> tuple[Divides, ...]:
+    """What makes all blocks of the tensors' symbolic axes equal, each said once."""
+    demands: dict[tuple[int, IntExpr], Divides] = {}
     for tensor in tensors:
         sharding = sharding_of(program, tensor)
         for axis, domain in zip(sharding.axes, program.tensor(tensor).tensor_axes, strict=True):
             divisor = _divisor(axis)
             if divisor > 1 and const_value(domain.extent) is None:
-                yield Divides(divisor, domain.extent, tensor)
+                demand = Divides(divisor, domain.extent, tensor)
+                demands.setdefault((divisor, domain.extent), demand)
+    return tuple(demands.values())
 
 
 def check_symbols(buffers: Iterable[HostBuffer], known: Iterable[str]) -> None:
