@@ -15,12 +15,14 @@ from meshfuse.codegen.cpp_frame import CppFrame, Printed, Tile, index_text, symb
 from meshfuse.codegen.cpp_ops import STORAGE_TYPES
 from meshfuse.expr import (
     IntExpr,
+    IntLike,
     as_expr,
     ceildiv,
     coefficient_of,
     free_symbols,
     known_less,
     substitute,
+    symbol,
 )
 from meshfuse.kernel.nodes import Bound, BufferName, IndexName, Load, Mask, Store
 
@@ -129,9 +131,15 @@ def address_of(
 
 
 def _element(frame: CppFrame, buffer: BufferName, index: Sequence[IntExpr]) -> IntExpr:
+    """The offset of an element. Where one is, no size is 0: n * (i // n) + i % n is i."""
+    declared = frame.buffer(buffer)
+    sizes = (found for extent in declared.shape for found in free_symbols(extent))
+    positive: dict[str | IntExpr, IntLike] = {
+        s: symbol(s.name, 1, s.high, s.multiple) for s in sizes
+    }
     element = as_expr(0)
-    for position, stride in zip(index, frame.buffer(buffer).strides, strict=True):
-        element += position * stride
+    for position, stride in zip(index, declared.strides, strict=True):
+        element += substitute(position, positive) * substitute(stride, positive)
     return element
 
 
