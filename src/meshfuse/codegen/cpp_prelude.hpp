@@ -99,7 +99,14 @@ template <class V> MF_INLINE auto mf_high(V x) {
 template <class T, int W, class V, int... I>
 MF_INLINE mf_tile<T, W> mf_concatenate(V low, V high, mf_numbers<I...>) {
   if constexpr (W == 2) return mf_tile<T, W>{low, high};
+#if __has_builtin(__builtin_shufflevector)
   else return __builtin_shufflevector(low, high, I...);
+#else  // g++ before 12
+  mf_tile<T, W> both;
+  __builtin_memcpy(&both, &low, sizeof low);
+  __builtin_memcpy((uint8_t*)&both + sizeof low, &high, sizeof high);
+  return both;
+#endif
 }
 template <class T, int W>
 MF_INLINE mf_tile<T, W> mf_join(mf_tile<T, W / 2> low, mf_tile<T, W / 2> high) {
@@ -336,7 +343,12 @@ template <int W, class S> MF_INLINE auto mf_load(const S* p, int64_t active) {
   return mf_load_strided<W>(p, 1, active);
 }
 // The same element in each lane.
-template <int W, class S> MF_INLINE auto mf_load_same(const S* p, int64_t active = W) {
+template <int W, class S> MF_INLINE auto mf_load_same(const S* p) {
+  if constexpr (__is_same(S, mf_bool)) return mf_spread_mask<W>(mf_load<1>(p));
+  else return mf_spread<typename mf_storage<S>::element, W>(mf_load<1>(p));
+}
+template <int W, class S> MF_INLINE auto mf_load_same(const S* p, int64_t active) {
+  if (__builtin_expect(active >= W, 1)) return mf_load_same<W>(p);
   return mf_load_strided<W>(p, 0, active);
 }
 template <class S, class V>

@@ -53,7 +53,7 @@ LIMITS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], list[torch.Tenso
         "erf",
         torch.erf,
         [every_float(1e-37, 30.0), -every_float(1e-37, 30.0), torch.linspace(-5, 5, 400_000)],
-        1.2,
+        1.3,
     ),
     ("rsqrt", torch.rsqrt, [every_float(1e-38, 3e38)], 1.5),
 ]

@@ -168,15 +168,15 @@ def test_strided_inputs(check: Check, dtype: DataType, step: int) -> None:
     assert torch.equal(out, x)
 
 
-def test_an_expanded_input_is_read_once_and_never_when_all_is_masked(check: Check) -> None:
-    body = (Compute(hand.value("out"), "add", DataType.Float, (hand.value("x0"),) * 2),)
-    kernel = hand.pointwise(body, [DataType.Float], DataType.Float)
-    expanded = hand.buffer("t0", DataType.Float, [hand.COLUMNS], [0])
+@pytest.mark.parametrize("dtype", [*NUMBERS, DataType.Bool])
+def test_an_expanded_input_fills_all_lanes(check: Check, dtype: DataType) -> None:
+    kernel = hand.unary("relu", dtype)
+    expanded = hand.buffer("t0", dtype, [hand.COLUMNS], [0])
     kernel = replace(kernel, buffers=(expanded, kernel.buffers[1]))
-    assert "mf_load_same<16>" in print_cpp(kernel).text
-    x = torch.randn(1).expand(21)
-    (out,) = check(kernel, [x], [torch.zeros(21)], columns=21)
-    assert torch.equal(out, 2 * x)
+    assert "mf_load_same<16>(t0_data" in print_cpp(kernel).text
+    x = numbers(dtype, 1).abs() if dtype is not DataType.Bool else torch.tensor([True])
+    (out,) = check(kernel, [x.expand(21)], [poison(dtype, 21)], columns=21)
+    assert torch.equal(out, x.expand(21))
 
 
 def test_a_strided_output_keeps_what_lies_between(check: Check) -> None:
