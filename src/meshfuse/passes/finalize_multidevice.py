@@ -20,8 +20,8 @@ from meshfuse.passes.placement import is_local
 def finalize_multidevice(program: Program) -> tuple[Program, tuple[Note, ...]]:
     """Check that meshes and shardings are sound; the program stays as it is.
 
-    All tensors have a mesh or none has (CPU scalars are exempt), and each sharding passes
-    `check_tensor`.
+    All tensors have a mesh or none has (CPU scalars are exempt), each sharding passes
+    `check_tensor`, each expression is local or the communication that its tensors ask for.
     """
     tensors = [t for t, definition in program.fusion.tensors.items() if not definition.is_cpu]
     without = [tensor for tensor in tensors if program.schedule(tensor).mesh is None]

@@ -9,6 +9,7 @@ from meshfuse.base.trace import Note
 from meshfuse.facts.facts import tensor_operands, tensor_outputs
 from meshfuse.facts.sharding import Digit, Digits, axis_digits, canonical, has_mesh_leaf
 from meshfuse.ir.axes import AxisKind, AxisName, TensorName
+from meshfuse.ir.comm import Communication
 from meshfuse.ir.infer import is_tensor
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 from meshfuse.ir.ops import Expr
@@ -245,7 +246,7 @@ def _give_mesh_to_rest(program: Program) -> Program:
 
 def _gathering_notes(program: Program) -> Iterable[Note]:
     for expr in program.fusion.exprs:
-        if sharding_rule(expr) is None:
+        if sharding_rule(expr) is None and not isinstance(expr, Communication):
             for source in tensor_operands(program, expr):
                 if has_mesh_leaf(program, source):
                     reason = f"{type(expr).__name__} has no sharding rule: {source} is needed whole"
