@@ -171,7 +171,7 @@ def test_a_size_that_the_mesh_does_not_divide(compiler: KernelCompiler) -> None:
     executor = executor_of(compile(program, signature_of(inputs[0])), compiler)
     for rank in range(2):
         with pytest.raises(
-            Unsupported, match=r"axis of global size 5 \(i0\), which 2 ranks cannot"
+            Unsupported, match=r"of global size 5 \(i0\), which 2 ranks cannot"
         ):
             simulate({rank: executor.compile(rank)}, inputs)
 

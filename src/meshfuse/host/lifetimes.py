@@ -27,7 +27,7 @@ def with_waits(body: Sequence[Node]) -> Iterator[Node]:
 
 
 def with_frees(body: Sequence[Node], kept: Collection[TensorName | ScalarName]) -> Iterator[Node]:
-    """Each buffer's Free after its last use; a collective uses its buffers until its Wait.
+    """Buffers are freed after their last use; a collective uses its buffers until its Wait.
 
     Inputs, outputs and scalars stand in `kept`.
     """
@@ -41,6 +41,7 @@ def with_frees(body: Sequence[Node], kept: Collection[TensorName | ScalarName]) 
     last = {name: place for place, node in enumerate(body) for name in touched(node)}
     for place, node in enumerate(body):
         yield node
-        for name in dict.fromkeys(touched(node)):
-            if last[name] == place and name not in kept:
-                yield Free(TensorName(name))
+        names = dict.fromkeys(touched(node))
+        dead = tuple(TensorName(n) for n in names if last[n] == place and n not in kept)
+        if dead:
+            yield Free(dead)

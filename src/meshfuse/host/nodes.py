@@ -12,7 +12,7 @@ from enum import Enum
 from typing import NewType, final
 
 from meshfuse.base.dtypes import DataType
-from meshfuse.base.text import Block, Out
+from meshfuse.base.text import Block, Out, Rest
 from meshfuse.expr.nodes import IntExpr
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
@@ -57,9 +57,9 @@ class Allocate:
 @final
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Drop the program's reference: the last use has been issued."""
+    """Drop the program's references: the last use has been issued."""
 
-    buffer: TensorName
+    buffers: Rest[tuple[TensorName, ...]]
 
 
 @final

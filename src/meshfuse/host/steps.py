@@ -77,15 +77,16 @@ def _(node: Allocate, binding: Binding) -> Step:
 @final
 @dataclass(frozen=True, slots=True)
 class FreeStep(Step):
-    name: TensorName
+    names: tuple[TensorName, ...]
 
     def run(self, env: Environment) -> None:
-        del env.values[self.name]
+        for name in self.names:
+            del env.values[name]
 
 
 @bind_step.register
 def _(node: Free, binding: Binding) -> Step:
-    return FreeStep(node.buffer)
+    return FreeStep(node.buffers)
 
 
 @final

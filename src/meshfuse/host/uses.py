@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from meshfuse.host.nodes import Allocate, Communicate, Evaluate, Free, Launch, Node, View, Wait
 from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.ir.ops import Expr
 
 
 def names_defined(node: Node) -> tuple[TensorName | ScalarName, ...]:
@@ -25,8 +28,8 @@ def names_needed(node: Node) -> tuple[TensorName | ScalarName, ...]:
     match node:
         case Allocate() | Wait():
             return ()
-        case Free(buffer):
-            return (buffer,)
+        case Free(buffers):
+            return buffers
         case View(_, src):
             return (src,)
         case Launch(_, buffers, scalars):
@@ -34,7 +37,12 @@ def names_needed(node: Node) -> tuple[TensorName | ScalarName, ...]:
         case Communicate(out, _, src):
             return (src, out)
         case Evaluate(into, body):
-            defined = {name for expr in body for name in expr.outs}
-            read = [name for expr in body for name in expr.ins if isinstance(name, str)]
-            target = () if into is None else (into,)
-            return tuple(dict.fromkeys((*(n for n in read if n not in defined), *target)))
+            return tuple(dict.fromkeys((*_names_read(body), *(() if into is None else (into,)))))
+
+
+def _names_read(body: Sequence[Expr]) -> Iterator[TensorName | ScalarName]:
+    """What the expressions read that none before them defines."""
+    defined: set[TensorName | ScalarName] = set()
+    for expr in body:
+        yield from (name for name in expr.ins if isinstance(name, str) and name not in defined)
+        defined.update(expr.outs)

@@ -30,7 +30,7 @@ def verify_host_program(program: HostProgram) -> None:
         _check_communication(node, pending, numbers)
         alive.update(names_defined(node))
         if isinstance(node, Free):
-            alive.remove(node.buffer)
+            alive.difference_update(node.buffers)
         if isinstance(node, Communicate):
             pending[node.number] = node
             numbers.add(node.number)
@@ -55,7 +55,7 @@ def _check_names(
             raise InvariantError(f"{text}: {name} exists already")
         if name not in program.buffers and name not in program.scalars:
             raise InvariantError(f"{text}: {name} is neither a buffer nor a scalar")
-    if isinstance(node, Free) and node.buffer in program.inputs:
+    if isinstance(node, Free) and not set(program.inputs).isdisjoint(node.buffers):
         raise InvariantError(f"{text}: an input belongs to the caller")
     if isinstance(node, Launch) and node.kernel not in program.kernels:
         raise InvariantError(f"{text}: there is no such kernel")

@@ -1,0 +1,147 @@
+"""Host programs as text, and what the verifier refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from golden_text import GoldenCheck
+from meshfuse.base.dtypes import DataType
+from meshfuse.base.errors import InvariantError
+from meshfuse.base.text import TextError
+from meshfuse.expr import const
+from meshfuse.host.nodes import (
+    Allocate,
+    Collective,
+    Communicate,
+    Evaluate,
+    Free,
+    HostBuffer,
+    HostOutput,
+    HostProgram,
+    KernelName,
+    Launch,
+    Node,
+    Wait,
+)
+from meshfuse.host.parser import parse_host_program
+from meshfuse.host.printer import print_host_program
+from meshfuse.host.verify import verify_host_program
+from meshfuse.ir.axes import TensorName
+from meshfuse.ir.mesh import ParallelType, make_mesh
+from meshfuse.ir.ops import Set
+from meshfuse.ir.program import Program
+from meshfuse.pipeline import compile
+from meshfuse.runtime.arguments import signature_of
+from small_programs import in_place_update, norm_linear, sequence_parallel_mlp
+
+A, B, C = TensorName("T0"), TensorName("T1"), TensorName("T2")
+MESH = make_mesh(range(2))
+
+
+def host_program(program: Program, inputs: list[torch.Tensor], *, kernels: bool) -> HostProgram:
+    return compile(program, signature_of(inputs), kernels=kernels).host
+
+
+def without_kernels(host: HostProgram) -> str:
+    """The text of the host program alone; kernels have goldens of their own."""
+    return print_host_program(replace(host, kernels={}))
+
+
+def test_a_sequence_parallel_mlp(golden: GoldenCheck) -> None:
+    case = sequence_parallel_mlp(2)
+    host = host_program(case.program, case.shards(0), kernels=True)
+    golden("host_sequence_parallel_mlp", without_kernels(host))
+
+
+def test_op_by_op_with_a_free_after_each_last_use(golden: GoldenCheck) -> None:
+    inputs = [torch.zeros(shape) for shape in ((2, 7, 16), (16,), (16,), (32, 16))]
+    host = host_program(norm_linear(), inputs, kernels=False)
+    golden("host_op_by_op", print_host_program(host))
+
+
+def test_an_update_in_place_comes_last(golden: GoldenCheck) -> None:
+    host = host_program(in_place_update(), [torch.zeros(3)] * 2, kernels=True)
+    golden("host_in_place_update", without_kernels(host))
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_text_parses_back(kernels: bool) -> None:
+    case = sequence_parallel_mlp(3)
+    host = host_program(case.program, case.shards(0), kernels=kernels)
+    assert parse_host_program(print_host_program(host)) == host
+
+
+def test_text_that_is_no_host_program() -> None:
+    with pytest.raises(TextError, match=r"expected host\(\), found a Wait"):
+        parse_host_program("wait(0)")
+    with pytest.raises(TextError, match="line 2"):
+        parse_host_program("host() {\n  launch(S0)\n}")
+
+
+# The verifier, on bodies over buffers T0 (an input), T1 and T2.
+
+
+def program_of(*body: Node) -> HostProgram:
+    buffers = {n: HostBuffer(n, DataType.Float, (const(4),), mesh=MESH) for n in (A, B, C)}
+    return HostProgram((A,), (HostOutput(B),), {}, (), (), buffers, {}, body)
+
+
+def reduce(out: TensorName, src: TensorName, number: int) -> Communicate:
+    return Communicate(
+        out,
+        Collective.all_reduce,
+        src,
+        number,
+        MESH,
+        ParallelType.mesh_x,
+        const(16),
+        "a test",
+        "sum",
+    )
+
+
+def copy(out: TensorName, src: TensorName, into: TensorName | None = None) -> Evaluate:
+    return Evaluate(into, (Set(out, src),))
+
+
+def test_sound_programs_pass() -> None:
+    verify_host_program(program_of(copy(B, A), copy(A, B, into=A)))
+    verify_host_program(program_of(Allocate(C), reduce(C, A, 0), Wait(0), copy(B, C), Free((C,))))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ([copy(B, C)], "T2 does not exist here"),
+        (
+            [copy(B, A), copy(C, B), Free((B,)), copy(B, A), Free((C,)), copy(C, C)],
+            "T2 does not exist",
+        ),
+        ([copy(B, A), copy(B, A)], "T1 exists already"),
+        ([copy(TensorName("T9"), A)], "T9 is neither a buffer nor a scalar"),
+        ([copy(B, A), Free((A,))], "an input belongs to the caller"),
+        ([copy(B, A), Launch(KernelName("S0"), (A, B))], "there is no such kernel"),
+        ([copy(C, A)], "output T1 does not exist at the end"),
+        ([Allocate(B), reduce(B, A, 0)], "never awaited: T1 = communicate"),
+        ([copy(B, A), Wait(0)], "no collective of this number is under way"),
+        ([Allocate(B), reduce(B, A, 0), copy(C, B), Wait(0)], "T1 is under way in number 0"),
+        (
+            [Allocate(B), reduce(B, A, 0), copy(C, A), copy(A, C, into=A), Wait(0)],
+            "T0 is under way in number 0",
+        ),
+        (
+            [copy(C, A), Allocate(B), reduce(B, C, 0), Free((C,)), Wait(0)],
+            "T2 is under way in number 0",
+        ),
+        (
+            [Allocate(B), reduce(B, A, 0), Wait(0), Allocate(C), reduce(C, A, 0), Wait(0)],
+            "number 0 stands twice",
+        ),
+    ],
+)
+def test_unsound_programs_are_refused(body: list[Node], message: str) -> None:
+    with pytest.raises(InvariantError, match=message):
+        verify_host_program(program_of(*body))
