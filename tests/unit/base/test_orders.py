@@ -28,7 +28,7 @@ T, F, N = True, False, None
 def test_descriptor(
     sizes: list[int], strides: list[int], contiguity: list[bool | None], stride_order: list[int]
 ) -> None:
-    assert compute_tensor_descriptor(sizes, strides) == (contiguity, stride_order)
+    assert compute_tensor_descriptor(sizes, strides) == (tuple(contiguity), tuple(stride_order))
 
 
 def test_memory_order_is_slowest_first() -> None:
