@@ -59,10 +59,10 @@ def program_of_statement(statement: ProgramStatement) -> Program:
             case Expr():
                 exprs.append(line)
     fusion = Fusion(tensors, scalars, tuple(exprs), tuple(inputs), tuple(outputs))
-    serials = statement.serials
-    return Program(
-        fusion, schedules, highest_serials(statement.body) if serials is None else serials
-    )
+    given = statement.serials
+    if given is None:
+        return Program(fusion, schedules, highest_serials(statement.body))
+    return Program(fusion, schedules, {str(letter): count for letter, count in given.items()})
 
 
 def _entry(line: TensorStatement | ScheduleStatement) -> tuple[Any, ...]:

@@ -18,10 +18,11 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, final
+from typing import Any, Final, NewType, final
 
 from meshfuse.base.codecs import enum_codec, parse_bool, render_bool
 from meshfuse.base.dtypes import DataType, dtype_of_value
+from meshfuse.base.errors import UserError
 from meshfuse.base.text import (
     Block,
     Codec,
@@ -73,6 +74,9 @@ EXPR_STATEMENTS: Final[tuple[type[Expr], ...]] = (
 )
 """The expressions that may stand on a line."""
 
+
+Letter = NewType("Letter", str)
+"""The letter of a numbered name."""
 
 # Statements. Each mirrors an entry of one of the Program's tables.
 
@@ -143,7 +147,7 @@ class ProgramStatement:
     """`program() { ... }`. `serials` None: per letter, one more than the highest name in use."""
 
     body: Block[tuple[ProgramLine, ...]]
-    serials: Mapping[str, int] | None = None
+    serials: Mapping[Letter, int] | None = None
 
 
 # Codecs: how values of these types print.
@@ -204,6 +208,8 @@ def _render_mesh(mesh: DeviceMesh) -> str:
 
 
 def _parse_mesh(cursor: Cursor) -> DeviceMesh:
+    cursor.skip_spaces()
+    start = cursor.position
     cursor.expect("DeviceMesh")
     names: list[str] = []
     if cursor.accept("("):
@@ -211,7 +217,11 @@ def _parse_mesh(cursor: Cursor) -> DeviceMesh:
             if names:
                 cursor.expect(",")
             names.append(cursor.string())
-    return make_mesh(_parse_ranks(cursor), names)
+    ranks = _parse_ranks(cursor)
+    try:
+        return make_mesh(ranks, names)
+    except UserError as error:
+        raise cursor.fail(f"a mesh ({error})", at=start) from error
 
 
 def _parse_ranks(cursor: Cursor) -> list[object]:
@@ -270,8 +280,9 @@ def program_statement(program: Program) -> ProgramStatement:
     lines += fusion.exprs
     lines += [OutputStatement(output.tensor, output.alias) for output in fusion.outputs]
     body = tuple(lines)
-    serials = None if program.serials == highest_serials(body) else program.serials
-    return ProgramStatement(body, serials)
+    if program.serials == highest_serials(body):
+        return ProgramStatement(body)
+    return ProgramStatement(body, {Letter(k): count for k, count in program.serials.items()})
 
 
 def _values(entry: TensorDef | Schedule) -> tuple[Any, ...]:
@@ -279,7 +290,7 @@ def _values(entry: TensorDef | Schedule) -> tuple[Any, ...]:
     return tuple(getattr(entry, each.name) for each in fields(entry))
 
 
-def highest_serials(body: Iterable[ProgramLine]) -> dict[str, int]:
+def highest_serials(body: Iterable[ProgramLine]) -> Mapping[str, int]:
     """Per letter of numbered names, one more than the highest number among the statements."""
     serials: dict[str, int] = {}
     for name in _names_in(body):

@@ -240,8 +240,9 @@ def set_allocation_domain(
 
     `order` names tensor axes or loop leaves. Leaves bound to a mesh axis or stream, and reduced
     ones, are dropped with their flags; another leaf stands for the tensor axis that it is the only
-    local part of. A bool flag holds for all axes but broadcast ones. Raises UserError, naming the
-    axis, if `order` then is no permutation of the tensor's axes, or if the flags do not fit.
+    local part of. A bool flag holds for all axes but broadcast and expanded ones. Raises UserError,
+    naming the axis, if `order` then is no permutation of the tensor's axes, or if the flags do not
+    fit.
     """
     names = ", ".join(order)
     call = f"set_allocation_domain({tensor}, [{names}], contiguity={contiguity})"
@@ -255,16 +256,26 @@ def set_allocation_domain(
             continue
         if domain.name in placed:
             raise UserError(f"{call}: axis {domain} stands twice, the second time as {axis}")
-        if domain.kind is AxisKind.broadcast and isinstance(contiguity, bool):
+        flagless = _has_no_flag(program.schedule(tensor), domain)
+        if flagless and isinstance(contiguity, bool):
             flag = None
-        if domain.kind is AxisKind.broadcast and flag is not None:
-            raise UserError(f"{call}: the contiguity flag of broadcast axis {domain} must be None")
+        if flagless != (flag is None):
+            wanted = "None: it is broadcast or expanded" if flagless else "True or False"
+            raise UserError(f"{call}: the contiguity flag of axis {domain} must be {wanted}")
         placed[domain.name] = flag
     for domain in program.tensor(tensor).tensor_axes:
         if domain.name not in placed:
             raise UserError(f"{call}: axis {domain} of {tensor} is missing")
     allocation = Allocation(tuple(placed), tuple(placed.values()))
     return program.with_schedule(tensor, replace(program.schedule(tensor), allocation=allocation))
+
+
+def _has_no_flag(schedule: Schedule, axis: IterDomain) -> bool:
+    """Whether a tensor axis is broadcast, or expanded according to its present allocation."""
+    allocation = schedule.allocation
+    if axis.kind is AxisKind.broadcast or allocation is None:
+        return axis.kind is AxisKind.broadcast
+    return allocation.contiguity[allocation.order.index(axis.name)] is None
 
 
 def _allocated_axis(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from meshfuse.base.errors import InvariantError, UserError
 from meshfuse.expr import IntExpr, const_value
@@ -16,8 +15,6 @@ from meshfuse.ir.printer import print_expr
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import read_names
 from meshfuse.ir.schedule import Step, step_results, step_sources
-
-_ONCE_PER_TENSOR: Final = "at most one tensor axis may have it"
 
 
 def verify(program: Program) -> None:
@@ -200,7 +197,7 @@ def _verify_bindings(program: Program, name: TensorName) -> None:
         if not bound.is_mesh:
             continue
         if axes[leaf].kind.is_tensor_axis:
-            _require(bound not in taken, f"{name}: {bound} stands twice; {_ONCE_PER_TENSOR}")
+            _require(bound not in taken, f"{name}: {bound} is bound to two tensor axes")
             taken.add(bound)
         if schedule.mesh is None:
             continue

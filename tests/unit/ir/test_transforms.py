@@ -1,0 +1,414 @@
+"""Schedule verbs: what they make of a loop nest, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshfuse.base.errors import Unsupported, UserError, UserTypeError
+from meshfuse.expr import ceildiv, symbol
+from meshfuse.ir import build, transforms
+from meshfuse.ir.axes import AxisName, TensorName
+from meshfuse.ir.mesh import DeviceMesh, ParallelType, make_mesh
+from meshfuse.ir.program import Program
+from meshfuse.ir.rewrite import add_tensor
+from meshfuse.ir.schedule import Allocation
+from meshfuse.ir.verify import verify
+from program_recorder import Recorder
+
+X, Y, Z = ParallelType.mesh_x, ParallelType.mesh_y, ParallelType.mesh_z
+PAIR = make_mesh([0, 1])
+Verb = Callable[..., Program]
+
+
+def one(*sizes: int) -> tuple[Program, TensorName]:
+    """A program with an input of these sizes."""
+    recorder = Recorder()
+    tensor = recorder.input(list(sizes))
+    return recorder.program, tensor
+
+
+def total(*sizes: int, dims: list[int]) -> tuple[Program, TensorName]:
+    """A program with a sum over `dims`."""
+    recorder = Recorder()
+    tensor = recorder.add(build.reduction, "sum", recorder.input(list(sizes)), dims)
+    recorder.output(tensor)
+    return recorder.program, tensor
+
+
+def nest(program: Program, tensor: TensorName) -> list[str]:
+    verify(program)
+    return [f"{axis.kind.value}{axis.extent}" for axis in program.leaf_domains(tensor)]
+
+
+def leaf(program: Program, tensor: TensorName, position: int) -> AxisName:
+    return program.schedule(tensor).leaves[position]
+
+
+def bind(program: Program, tensor: TensorName, position: int, to: ParallelType) -> Program:
+    return transforms.parallelize(program, tensor, leaf(program, tensor, position), to)
+
+
+# Split, merge, reorder.
+
+
+@pytest.mark.parametrize(
+    ("axis", "factor", "inner_split", "wanted"),
+    [
+        (0, 4, True, ["i3", "i4", "ii0"]),
+        (0, 4, False, ["i4", "i3", "ii0"]),
+        (0, 5, True, ["i3", "i5", "ii0"]),
+        (0, 5, False, ["i5", "i3", "ii0"]),
+        (-1, 4, True, ["i12", f"i{ceildiv(symbol('i0'), 4)}", "i4"]),
+        (1, 4, False, ["i12", "i4", f"i{ceildiv(symbol('i0'), 4)}"]),
+        (0, 1, False, ["i1", "i12", "ii0"]),
+    ],
+)
+def test_split(axis: int, factor: int, inner_split: bool, wanted: list[str]) -> None:
+    program, x = one(12, -1)
+    assert nest(transforms.split(program, x, axis, factor, inner_split), x) == wanted
+
+
+def test_split_axes_keep_their_kind() -> None:
+    program, y = total(6, 5, dims=[0])
+    assert nest(transforms.split(program, y, 0, 2), y) == ["r3", "r2", "i5"]
+    program, x = one(1)
+    assert nest(transforms.split(program, x, 0, 1), x) == ["b1", "b1"]
+
+
+def test_merge() -> None:
+    program, x = one(2, 3, 1, -1)
+    assert nest(transforms.merge(program, x, 0, 1), x) == ["i6", "b1", "ii0"]
+    assert nest(transforms.merge(program, x, 2, 1), x) == ["i2", "i3", "ii0"]
+    assert nest(transforms.merge(program, x, 0, -1), x) == ["i2*i0", "i3", "b1"]
+    assert nest(transforms.merge(program, x, 3, 0), x) == ["i3", "b1", "i2*i0"]
+
+
+def test_reorder() -> None:
+    program, x = one(2, 3, 4, 5)
+    assert nest(transforms.reorder(program, x, {0: -1}), x) == ["i3", "i4", "i5", "i2"]
+    assert nest(transforms.reorder(program, x, {2: 0}), x) == ["i4", "i2", "i3", "i5"]
+    assert nest(transforms.reorder(program, x, {0: 1, 1: 0}), x) == ["i3", "i2", "i4", "i5"]
+    assert nest(transforms.reorder(program, x, {}), x) == ["i2", "i3", "i4", "i5"]
+
+
+def inlined(program: Program, tensor: TensorName) -> Program:
+    """The first leaf is shared with consumers."""
+    return program.with_schedule(tensor, replace(program.schedule(tensor), inline_depth=1))
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "error", "message"),
+    [
+        (transforms.split, (2, 2), UserError, r"split\(T0, axis=2, .*dim 2 must lie in \[-2, 2\)"),
+        (transforms.split, (-3, 2), UserError, "must lie in"),
+        (transforms.split, (1.0, 2), UserTypeError, "a dim is an int"),
+        (transforms.split, (0, 0), UserError, "factor must be at least 1"),
+        (transforms.split, (0, -2), UserError, "factor must be at least 1"),
+        (transforms.split, (0, 2.0), UserTypeError, "factor must be an int, got float"),
+        (transforms.merge, (0, 0), UserError, r"merge\(T0, outer=0, inner=0\): needs two axes"),
+        (transforms.merge, (0, 2), UserError, "must lie in"),
+        (transforms.reorder, ({0: 2},), UserError, r"reorder\(T0, \{0: 2\}\): dim 2 must lie in"),
+        (transforms.reorder, ({0: 1, 1: 1},), UserError, "each axis moves once, and to a place"),
+        (transforms.reorder, ({0: 1, -2: 0},), UserError, "each axis moves once"),
+    ],
+)
+def test_errors_of_loop_verbs(
+    verb: Verb, arguments: Any, error: type[Exception], message: str
+) -> None:
+    program, x = one(4, 6)
+    with pytest.raises(error, match=message):
+        verb(program, x, *arguments)
+
+
+def test_a_bound_axis_is_not_transformed() -> None:
+    program, x = one(4, 6)
+    program = bind(program, x, 0, ParallelType.grid_x)
+    with pytest.raises(UserError, match=r"a0:i\{4\} is bound to grid_x already; transform"):
+        transforms.split(program, x, 0, 2)
+    with pytest.raises(UserError, match="is bound to grid_x already"):
+        transforms.merge(program, x, 1, 0)
+    assert nest(transforms.reorder(program, x, {0: 1}), x) == ["i6", "i4"]
+    assert nest(transforms.split(program, x, 1, 2), x) == ["i4", "i3", "i2"]
+
+
+def test_an_inlined_axis_is_not_transformed() -> None:
+    program, x = one(4, 6)
+    with pytest.raises(UserError, match=r"axis 0 is shared with the consumers \(inlined\)"):
+        transforms.split(inlined(program, x), x, 0, 2)
+    assert nest(transforms.split(inlined(program, x), x, 1, 2), x) == ["i4", "i3", "i2"]
+
+
+def test_a_0_dim_tensor_has_no_loops() -> None:
+    program, x = one()
+    for verb, arguments in ((transforms.split, (0, 2)), (transforms.merge, (0, 1))):
+        with pytest.raises(UserError, match="a 0-dim tensor has no loop axes"):
+            verb(program, x, *arguments)
+
+
+def test_reduced_and_other_axes_do_not_merge() -> None:
+    program, y = total(6, 5, dims=[0])
+    with pytest.raises(UserError, match=r"a2:r\{6\} is reduction, a3:i\{5\} is iteration; both or"):
+        transforms.merge(program, y, 0, 1)
+
+
+# Bindings.
+
+
+def test_parallelize() -> None:
+    program, x = one(4, 6)
+    program = bind(program, x, 0, X)
+    assert program.schedule(x).binding(leaf(program, x, 0)) == X
+    assert program.schedule(x).binding(leaf(program, x, 1)) == ParallelType.serial
+    assert bind(program, x, 0, X) is program
+    assert bind(program, x, 1, ParallelType.serial) is program
+
+
+def test_an_axis_is_bound_once() -> None:
+    program, x = one(4, 6)
+    program = bind(program, x, 0, X)
+    for other in (ParallelType.grid_x, Y, ParallelType.serial):
+        with pytest.raises(UserError, match="the axis is bound to mesh_x already"):
+            bind(program, x, 0, other)
+
+
+@pytest.mark.parametrize("parallel_type", [X, ParallelType.stream])
+def test_one_tensor_axis_has_a_mesh_axis_or_the_stream(parallel_type: ParallelType) -> None:
+    program, x = one(4, 6)
+    program = bind(program, x, 0, parallel_type)
+    with pytest.raises(UserError, match=rf"{parallel_type} is bound to tensor axis a0:i\{{4\}} al"):
+        bind(program, x, 1, parallel_type)
+
+
+def test_a_reduced_axis_may_share_a_mesh_axis_with_a_tensor_axis() -> None:
+    program, y = total(2, 2, 2, dims=[0, 1])
+    program = bind(bind(program, y, 2, X), y, 0, X)
+    verify(program)
+    with pytest.raises(UserError, match=r"mesh_x is bound to reduced axis a3:r\{2\} already"):
+        bind(program, y, 1, X)
+
+
+def test_loops_inside_a_program_may_share_a_type() -> None:
+    program, x = one(4, 6)
+    program = bind(bind(program, x, 0, ParallelType.unroll), x, 1, ParallelType.unroll)
+    assert set(program.schedule(x).bindings.values()) == {ParallelType.unroll}
+
+
+def test_an_axis_that_is_no_leaf_is_not_bound() -> None:
+    program, x = one(4, 6)
+    whole = leaf(program, x, 0)
+    split = transforms.split(program, x, 0, 2)
+    with pytest.raises(UserError, match="the axis was split into a2, a3; bind one of those"):
+        transforms.parallelize(split, x, whole, X)
+    merged = transforms.merge(program, x, 0, 1)
+    with pytest.raises(UserError, match="the axis was merged into a2; bind one of those"):
+        transforms.parallelize(merged, x, whole, X)
+    with pytest.raises(UserError, match=r"no such axis; the loop axes of T0 are \[a0:i\{4\}, a1:"):
+        transforms.parallelize(program, x, AxisName("a9"), X)
+
+
+# Meshes. Each is set before and after binding.
+
+
+def place(
+    program: Program, tensor: TensorName, position: int, to: ParallelType, mesh: DeviceMesh
+) -> tuple[Callable[[], Program], Callable[[], Program]]:
+    """Bind then place, and place then bind."""
+
+    def bind_first() -> Program:
+        return transforms.set_device_mesh(bind(program, tensor, position, to), tensor, mesh)
+
+    def place_first() -> Program:
+        return bind(transforms.set_device_mesh(program, tensor, mesh), tensor, position, to)
+
+    return bind_first, place_first
+
+
+def refused(
+    program: Program, tensor: TensorName, position: int, to: ParallelType, mesh: DeviceMesh
+) -> tuple[Exception, ...]:
+    errors: list[Exception] = []
+    for attempt in place(program, tensor, position, to, mesh):
+        with pytest.raises((UserError, Unsupported)) as caught:
+            attempt()
+        errors.append(caught.value)
+    return tuple(errors)
+
+
+def test_a_block_sharding() -> None:
+    program, x = one(4, -1)
+    for axis in (0, 1):
+        split = transforms.split(program, x, axis, 2, inner_split=False)
+        for attempt in place(split, x, axis, X, PAIR):
+            placed = attempt()
+            assert placed.schedule(x).mesh == PAIR
+            assert placed.schedule(x).bindings == {leaf(placed, x, axis): X}
+            verify(placed)
+
+
+def test_a_whole_axis_is_as_long_as_the_mesh() -> None:
+    program, x = one(2, 6, 1)
+    for attempt in place(program, x, 0, X, PAIR):
+        verify(attempt())
+    for error in refused(program, x, 1, X, PAIR):
+        assert isinstance(error, UserError)
+        assert "axis a1:i{6} has size 6 and mesh_x of DeviceMesh{0 1} has 2 ranks" in str(error)
+    refused(program, x, 2, X, PAIR)
+    for attempt in place(program, x, 2, X, make_mesh([3])):
+        verify(attempt())
+
+
+def test_a_symbolic_whole_axis_is_checked_when_run() -> None:
+    program, x = one(-1)
+    for attempt in place(program, x, 0, X, PAIR):
+        verify(attempt())
+
+
+def test_a_split_by_another_number_than_the_ranks() -> None:
+    program, x = one(12)
+    for error in refused(transforms.split(program, x, 0, 3, inner_split=False), x, 0, X, PAIR):
+        assert "split the axis by 2 and bind the part of that size" in str(error)
+
+
+@pytest.mark.parametrize("inner_split", [False, True])
+def test_a_size_that_the_mesh_does_not_divide(inner_split: bool) -> None:
+    program, x = one(5, 7)
+    program = transforms.split(program, x, 1, 2, inner_split)
+    position = 2 if inner_split else 1
+    for error in refused(program, x, position, X, PAIR):
+        assert isinstance(error, Unsupported)
+        assert "axis a1:i{7} of T0 has size 7, which 2 does not divide" in str(error)
+        assert "mesh_x of DeviceMesh{0 1}" in str(error)
+
+
+def test_blocks_within_blocks_must_be_equal_too() -> None:
+    program, x = one(6)
+    program = transforms.split(program, x, 0, 2, inner_split=False)
+    program = transforms.split(program, x, 1, 2, inner_split=False)
+    mesh = make_mesh([[0, 1], [2, 3]])
+    program = transforms.set_device_mesh(program, x, mesh)
+    program = bind(program, x, 0, Y)
+    with pytest.raises(Unsupported, match=r"axis a2:i\{3\} of T0 has size 3, which 2 does not div"):
+        bind(program, x, 1, X)
+
+
+def test_a_merged_axis_may_be_spread() -> None:
+    program, x = one(2, 3)
+    program = transforms.split(transforms.merge(program, x, 0, 1), x, 0, 2, inner_split=False)
+    for attempt in place(program, x, 0, X, PAIR):
+        verify(attempt())
+
+
+def test_a_mesh_without_such_an_axis() -> None:
+    program, x = one(2, 2)
+    for error in refused(program, x, 0, Y, PAIR):
+        assert "a0 is bound to mesh_y, but DeviceMesh{0 1} has only mesh_x" in str(error)
+
+
+def test_three_mesh_axes_and_more() -> None:
+    program, x = one(2, 3, 1, 2)
+    mesh = make_mesh([[[[4, 9]], [[2, 3]], [[6, 7]]], [[[0, 1]], [[12, 13]], [[16, 17]]]])
+    program = transforms.set_device_mesh(program, x, mesh)
+    for position, to in enumerate((ParallelType.mesh(3), Z, Y, X)):
+        program = bind(program, x, position, to)
+    verify(program)
+
+
+# Memory.
+
+
+def laid_out(program: Program, tensor: TensorName) -> tuple[str, list[bool | None]]:
+    verify(program)
+    allocation = program.schedule(tensor).allocation
+    assert allocation is not None
+    extents = {axis.name: str(axis.extent) for axis in program.tensor(tensor).tensor_axes}
+    return " ".join(extents[axis] for axis in allocation.order), list(allocation.contiguity)
+
+
+def test_an_allocation_order() -> None:
+    program, x = one(2, 1, 3)
+    a, b, c = program.schedule(x).leaves
+    laid = transforms.set_allocation_domain(program, x, [c, a, b], True)
+    assert laid_out(laid, x) == ("3 2 1", [True, True, None])
+    laid = transforms.set_allocation_domain(program, x, [c, b, a], [True, None, False])
+    assert laid_out(laid, x) == ("3 1 2", [True, None, False])
+
+
+def test_an_expanded_axis_has_no_flag() -> None:
+    program, x = build.define_tensor(Program(), [2, 3], contiguity=[None, True])
+    a, b = program.schedule(x).leaves
+    laid = transforms.set_allocation_domain(program, x, [b, a], False)
+    assert laid_out(laid, x) == ("3 2", [False, None])
+    with pytest.raises(UserError, match=r"flag of axis a0:i\{2\} must be None: it is broadcast or"):
+        transforms.set_allocation_domain(program, x, [b, a], [False, False])
+
+
+def test_leaves_stand_for_the_axes_that_they_are_the_local_part_of() -> None:
+    program, y = total(2, 4, 6, dims=[0])
+    program = transforms.set_device_mesh(program, y, PAIR)
+    program = transforms.split(program, y, 2, 2, inner_split=False)
+    program = bind(bind(program, y, 2, X), y, 0, X)
+    program = transforms.reorder(program, y, {2: 0, 3: 1})
+    leaves = program.schedule(y).leaves
+    laid = transforms.set_allocation_domain(program, y, leaves, True)
+    assert laid_out(laid, y) == ("6 4", [True, True])
+    laid = transforms.set_allocation_domain(program, y, leaves, [True, False, None, True])
+    assert laid_out(laid, y) == ("6 4", [False, True])
+
+
+def test_errors_of_allocations() -> None:
+    program, x = one(4, 1)
+    a, b = program.schedule(x).leaves
+    split = transforms.split(program, x, 0, 2)
+    merged = transforms.merge(program, x, 0, 1)
+    for subject, order, contiguity, message in (
+        (
+            program,
+            [a],
+            True,
+            r"set_allocation_domain\(T0, \[a0\], .*axis a1:b\{1\} of T0 is missing",
+        ),
+        (program, [a, b, a], True, r"axis a0:i\{4\} stands twice, the second time as a0"),
+        (
+            program,
+            [a, "a9"],
+            True,
+            r"a9 is no axis of T0; its loop axes are \[a0:i\{4\}, a1:b\{1\}",
+        ),
+        (program, [a, b], [True], "got 1 contiguity flags for 2 axes"),
+        (program, [a, b], [True, True], r"flag of axis a1:b\{1\} must be None: it is broadcast"),
+        (program, [a, b], [None, None], r"flag of axis a0:i\{4\} must be True or False"),
+        (split, split.schedule(x).leaves, True, r"a2:i\{2\} is only a part of tensor axes"),
+        (merged, merged.schedule(x).leaves, True, r"a2:i\{4\} is only a part of tensor axes, or a"),
+    ):
+        with pytest.raises(UserError, match=message):
+            transforms.set_allocation_domain(subject, x, order, contiguity)
+
+
+# Reduced axes.
+
+
+def test_clear_reductions_keeps_what_concerns_the_others() -> None:
+    program, y = total(4, 6, dims=[0])
+    program = transforms.set_device_mesh(program, y, PAIR)
+    program = transforms.split(program, y, 0, 2, inner_split=False)
+    program = transforms.split(program, y, 2, 2, inner_split=False)
+    program = bind(bind(program, y, 0, X), y, 2, X)
+    program = transforms.set_allocation_domain(program, y, program.schedule(y).leaves, True)
+    cleared = transforms.clear_reductions(program, y)
+    assert [str(axis) for axis in cleared.tensor(y).logical] == ["a3:i{6}"]
+    schedule = cleared.schedule(y)
+    assert (schedule.leaves, schedule.bindings) == (("a6", "a7"), {"a6": X})
+    assert len(schedule.steps) == 1
+    assert (schedule.mesh, schedule.allocation) == (PAIR, Allocation((AxisName("a3"),), (True,)))
+
+
+def test_clear_reductions_refuses_root_axes() -> None:
+    program, y = total(4, 6, dims=[0])
+    definition = program.tensor(y)
+    program = add_tensor(program, y, replace(definition, root=definition.logical))
+    with pytest.raises(UserError, match=r"clear_reductions\(T1\): the tensor has root axes"):
+        transforms.clear_reductions(program, y)
