@@ -1,3 +1,67 @@
-"""meshfuse: a fusion compiler for tensor programs on one device or a mesh."""
+"""meshfuse: a fusion compiler for tensor programs on one device or a mesh.
+
+The names of nvFuser's Python package: `import meshfuse as nvfuser` is the whole migration.
+"""
+
+from meshfuse import multidevice
+from meshfuse.api.definition import FusionDefinition
+from meshfuse.api.fusion_view import FusionView
+from meshfuse.api.mesh import DeviceMesh
+from meshfuse.api.ops import Operations
+from meshfuse.api.tensor_view import IterDomain, TensorDomain, TensorView, Val
+from meshfuse.base.dtypes import DataType
+from meshfuse.base.errors import (
+    CommunicationError,
+    InvariantError,
+    MeshfuseError,
+    ScheduleError,
+    Unsupported,
+    UserAssertionError,
+    UserError,
+    UserTypeError,
+    UserValueError,
+)
+from meshfuse.base.orders import compute_tensor_descriptor
+from meshfuse.cache import FusionCache
+from meshfuse.dist.tensor import DistributedTensor
+from meshfuse.ir.mesh import ParallelType
+from meshfuse.ir.schedule import MemoryType
 
 __version__ = "0.1.0"
+
+ops = Operations()
+"""The operations, on the definition of their operands."""
+
+__all__ = [
+    "FusionDefinition",
+    "TensorView",
+    "Val",
+    "IterDomain",
+    "TensorDomain",
+    "FusionView",
+    "DataType",
+    "ParallelType",
+    "MemoryType",
+    "multidevice",
+    "ops",
+    "DeviceMesh",
+    "DistributedTensor",
+    "FusionCache",
+    "compute_tensor_descriptor",
+    "version",
+    "__version__",
+    "CommunicationError",
+    "InvariantError",
+    "MeshfuseError",
+    "ScheduleError",
+    "Unsupported",
+    "UserAssertionError",
+    "UserError",
+    "UserTypeError",
+    "UserValueError",
+]
+
+
+def version() -> str:
+    """The version of this package."""
+    return __version__

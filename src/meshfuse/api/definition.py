@@ -10,7 +10,6 @@ import torch
 
 from meshfuse.api.constants import constant
 from meshfuse.api.executor_cache import FusionExecutorCache
-from meshfuse.api.explain import explain
 from meshfuse.api.fusion_view import FusionView
 from meshfuse.api.ops import Operations
 from meshfuse.api.recording import Call, Recording
@@ -176,16 +175,23 @@ class FusionDefinition:
     # Running.
 
     def execute(
-        self, inputs: Iterable[Any], *, device: torch.device | str | int | None = None
+        self,
+        inputs: Iterable[Any],
+        *,
+        device: torch.device | str | int | None = None,
+        _enable_options: Sequence[str] = (),
+        _disable_options: Sequence[str] = (),
     ) -> list[torch.Tensor]:
         """Run on `inputs`, in order of definition; return the outputs, in order of `add_output`.
 
         Tensors are local: on a mesh each rank passes its shards. An output on a mesh is a
         DistributedTensor. Runs under no_grad. The first call fixes the program and compiles it;
         later calls with inputs alike in type and layout reuse what was compiled.
+        `_enable_options` and `_disable_options` name options for this call, on top of those in the
+        environment (MESHFUSE_ENABLE, MESHFUSE_DISABLE).
         """
         self.freeze("execute")
-        return self.fec.run(inputs, device)
+        return self.fec.run(inputs, device, _enable_options, _disable_options)
 
     def freeze(self, reason: str) -> None:
         """Fix the program.
@@ -200,7 +206,7 @@ class FusionDefinition:
 
     def explain(self) -> str:
         """What the compiler did with the most recent call, and why, as text."""
-        return explain(self.fec)
+        return self.fec.explain()
 
     def __repr__(self) -> str:
         """Python that defines this program: `exec` it and call `nvfuser_fusion(fd)`."""

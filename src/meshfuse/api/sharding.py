@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import cast, final
 
+import torch
+
 from meshfuse.api.mesh import DeviceMesh
-from meshfuse.base.errors import UserError
+from meshfuse.api.tensor_view import TensorView
+from meshfuse.base.errors import UserError, UserTypeError
+from meshfuse.dist import shard
+from meshfuse.dist.communicator import Communicator
+from meshfuse.facts.sharding import sharding_of
 from meshfuse.ir.mesh import ParallelType
 
 
@@ -64,6 +70,26 @@ class Sharding:
     def __repr__(self) -> str:
         axes = ", ".join(f"{parallel}: {axis}" for parallel, axis in self._axes.items())
         return f"Sharding({self._mesh!r}, {{{axes}}})"
+
+
+def shard_tensor(tensor: torch.Tensor, tv: TensorView) -> torch.Tensor:
+    """This rank's part of a global tensor, sharded as `tv` is; contiguous, on the tensor's device.
+
+    A rank outside the mesh gets an empty tensor. UserError for a `tv` without a mesh or of another
+    rank, Unsupported for a size that the ranks cannot share in equal blocks.
+    """
+    if not isinstance(tensor, torch.Tensor) or not isinstance(tv, TensorView):
+        raise UserTypeError(
+            f"shard_tensor({type(tensor).__name__}, {type(tv).__name__}): takes a torch tensor and "
+            "a TensorView"
+        )
+    sharding = sharding_of(tv.recording.program, tv.name)
+    if sharding.mesh is None:
+        raise UserError(
+            f"shard_tensor(tensor of shape {list(tensor.shape)}, {tv.name}): {tv.name} has no mesh; "
+            "call its set_device_mesh first"
+        )
+    return shard.shard_tensor(tensor, sharding, Communicator.instance().rank())
 
 
 def _check_mesh_type(call: str, parallel_type: ParallelType) -> None:

@@ -1,0 +1,74 @@
+"""What the compiler did with a program, and why, as one text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshfuse.host.nodes import Communicate, HostProgram
+from meshfuse.host.printer import print_host_program
+from meshfuse.ir.printer import print_program
+from meshfuse.ir.program import Program
+from meshfuse.pipeline import Compilation
+from meshfuse.segment.segments import Segment
+
+
+def explain_definition(program: Program) -> str:
+    """The program before it was compiled."""
+    return _section(
+        "program, as defined",
+        [print_program(program), "", "It has not been executed: nothing is decided yet."],
+    )
+
+
+def explain_compilation(compilation: Compilation) -> str:
+    """The compiled program: what moves and why, notes in order, segments, and what the host does."""
+    notes = [str(note) for note in compilation.notes]
+    return "\n".join(
+        (
+            _section("program, with what the passes added", [_program_text(compilation)]),
+            _section("communications", _describe_communications(compilation.host)),
+            _section("notes", notes or ["none: nothing was gathered, copied or left undone"]),
+            _section("segments", _describe_segments(compilation.segmented.segments)),
+            _section("host program, the same on every rank", [_host_text(compilation.host)]),
+        )
+    )
+
+
+def _program_text(compilation: Compilation) -> str:
+    return print_program(compilation.segmented.program)
+
+
+def _host_text(host: HostProgram) -> str:
+    return print_host_program(host)
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([f"-- {title} --", *lines, ""])
+
+
+def communications(host: HostProgram) -> tuple[Communicate, ...]:
+    """The collectives of a host program, in the order in which they are posted."""
+    return tuple(node for node in host.body if isinstance(node, Communicate))
+
+
+def _describe_communications(host: HostProgram) -> list[str]:
+    """One line each: what, from where to where, over which ranks, how much, and for what."""
+    lines = [
+        f"{node.number}: {node.collective.value} of {node.src} into {node.out} along "
+        f"{node.mesh_axis} of {node.mesh}: {node.bytes} bytes a rank, because of {node.cause}"
+        for node in communications(host)
+    ]
+    return lines or ["none: every rank has what it needs"]
+
+
+def _describe_segments(segments: Sequence[Segment]) -> list[str]:
+    lines: list[str] = []
+    for segment in segments:
+        fusion = segment.program.fusion
+        names = ", ".join(output.tensor for output in fusion.outputs)
+        count = len(fusion.exprs)
+        lines.append(
+            f"{segment.name}: {segment.scheduler}: {count} op{'s' * (count != 1)} giving {names}"
+        )
+        lines += [f"    not taken by {refusal}" for refusal in segment.refusals]
+    return lines
