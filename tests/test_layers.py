@@ -34,7 +34,18 @@ FILES = {path.relative_to(SOURCE).as_posix(): path for path in sorted(SOURCE.rgl
 EXCEPTIONS: tuple[str, ...] = ()
 """Files that need not obey. There are none: a rule that does not fit gets changed for all."""
 
-INTERPRETATIONS: tuple[Interpretation, ...] = ()
+INTERPRETATIONS: tuple[Interpretation, ...] = (
+    Interpretation("meshfuse.ir.infer:infer"),
+    Interpretation("meshfuse.facts.axis_map:axis_pairs"),
+    # Communications are made when shardings are settled.
+    Interpretation("meshfuse.passes.sharding_rules:sharding_rule", exempt=("Communication",)),
+    # Reductions are loops, not values (kernel/loops.py); the others are in no kernel.
+    Interpretation(
+        "meshfuse.kernel.values:lower_value",
+        exempt=("Communication", "Linear", "MatMul", "Reduction", "Welford"),
+    ),
+    Interpretation("meshfuse.runtime.evaluate_ops:evaluate"),
+)
 """Every singledispatch over expressions. A new op is complete when each of them knows it."""
 
 EXPRESSION_MODULES = ("meshfuse.ir.ops", "meshfuse.ir.comm")
