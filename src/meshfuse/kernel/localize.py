@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from meshfuse.base.errors import InvariantError, Unsupported
-from meshfuse.expr import Const, IntExpr, Symbol, free_symbols, symbol
+from meshfuse.expr import Const, IntExpr, Symbol, const, free_symbols, symbol
 from meshfuse.facts.sharding import Digits, axis_digits, canonical, local_extent
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
 from meshfuse.ir.fusion import TensorDef
 from meshfuse.ir.mesh import ParallelType
+from meshfuse.ir.ops import Reduction, Welford
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import Merge, Schedule, Split, Step, step_results
 
@@ -42,8 +43,10 @@ def localize(program: Program) -> Localized:
     namer = _SizeNamer(_names_in_use(program), {}, {})
     tensors: dict[TensorName, TensorDef] = {}
     schedules: dict[TensorName, Schedule] = {}
+    reducing = (expr for expr in program.fusion.exprs if isinstance(expr, Reduction | Welford))
+    reduced = {out for expr in reducing for out in expr.outs}
     for name in program.fusion.tensors:
-        tensors[name] = _local_definition(program, name, namer)
+        tensors[name] = _local_definition(program, name, name in reduced, namer)
         schedules[name] = _local_schedule(program, name, tensors[name])
     namer.note_symbols(
         operand
@@ -106,12 +109,20 @@ def _names_in_use(program: Program) -> frozenset[str]:
     return frozenset(names)
 
 
-def _local_definition(program: Program, tensor: TensorName, namer: _SizeNamer) -> TensorDef:
+def _local_definition(
+    program: Program, tensor: TensorName, is_reduced: bool, namer: _SizeNamer
+) -> TensorDef:
+    """A partial axis has no local form, unless a reduction made it of a whole axis: it is 1 long.
+
+    T2 [p{2}, i{4}] = sum(T0, [0]), axis 0 of T0 whole on the mesh  ->  T2 [r{1}, i{4}]
+    """
     definition, mesh = program.tensor(tensor), program.schedule(tensor).mesh
     digits = axis_digits(program, tensor)
     logical: list[IterDomain] = []
     for axis in definition.logical:
         if axis.kind is AxisKind.partial:
+            if is_reduced and not definition.root:
+                logical.append(IterDomain(axis.name, AxisKind.reduction, const(1)))
             continue
         own = canonical(digits[axis.name], axis.extent, mesh)
         if not _holds_one_block_or_cycle(own):
