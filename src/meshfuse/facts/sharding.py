@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from typing import final
 
@@ -65,6 +65,13 @@ def sharding_of(program: Program, tensor: TensorName) -> Sharding:
     function = _reduction_behind(program, tensor)
     owners = {owner: function for a in waiting for owner in owners_of(digits[a.name], mesh)}
     return Sharding(mesh, axes, owners)
+
+
+def written_sharding_of(program: Program, tensor: TensorName) -> Sharding:
+    """As `sharding_of`, but mesh axes of one rank stay: what users are told, not what compares."""
+    found, digits = sharding_of(program, tensor), axis_digits(program, tensor)
+    axes = program.tensor(tensor).tensor_axes
+    return replace(found, axes=tuple(canonical(digits[a.name], a.extent, None) for a in axes))
 
 
 def _tensor_digits(

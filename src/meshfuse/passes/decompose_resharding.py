@@ -20,6 +20,7 @@ from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import Name, map_names, with_exprs
 from meshfuse.passes.apply_sharding import new_sharded_tensor
 from meshfuse.passes.linear_bias import separate_bias
+from meshfuse.passes.operands import with_operands
 from meshfuse.passes.placement import (
     Placement,
     crossing_axes,
@@ -100,16 +101,12 @@ def _decompose_copy(work: _Rewriting, expr: Set) -> None:
 def _decompose_compute(work: _Rewriting, expr: Expr, mesh: DeviceMesh) -> None:
     program, outs = work.program, tensor_outputs(work.program, expr)
     placement = _cheaper_placement(program, expr, placement_of(program, outs[0], mesh), mesh)
-    renamed: dict[Name, Name] = {}
+    operands = list(expr.ins)
     for position in placed_operands(program, expr):
-        operand = TensorName(str(expr.ins[position]))
         need = needed_sharding(program, expr, position, placement, mesh)
-        found = _moved_operand(work, operand, need, expr)
-        if renamed.setdefault(operand, found) != found:
-            raise Unsupported(
-                f"{STAGE}: {_call(expr)} reads {operand} twice and needs it placed in two ways; "
-                "give it a copy made by set() as the second operand"
-            )
+        operand = TensorName(str(expr.ins[position]))
+        operands[position] = _moved_operand(work, operand, need, expr)
+    renamed: dict[Name, Name] = {}
     results: list[tuple[TensorName, TensorName, Sharding]] = []
     for out in outs:
         made = produced_sharding(program, expr, out, placement, mesh)
@@ -117,7 +114,7 @@ def _decompose_compute(work: _Rewriting, expr: Expr, mesh: DeviceMesh) -> None:
             work.program, local = new_local_result(work.program, out, placement, made)
             renamed[out] = local
             results.append((out, local, made))
-    work.exprs.append(map_names(expr, renamed))
+    work.exprs.append(map_names(with_operands(expr, operands), renamed))
     for out, local, made in results:
         moves = _plan(work.program, out, made, sharding_of(work.program, out))
         _communicate(work, local, moves, _result_reason(expr, out, made), out)

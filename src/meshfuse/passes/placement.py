@@ -12,6 +12,7 @@ from meshfuse.facts.sharding import (
     canonical,
     keep_owners,
     owners_of,
+    reduced_mesh_axes,
     reduction_function,
     sharding_of,
 )
@@ -93,6 +94,11 @@ def produced_sharding(
             "is replicated there"
         )
     if definition.root:
+        if reduced_mesh_axes(program, out):
+            raise Unsupported(
+                f"decompose_resharding: {out} has root axes and a reduction across ranks; place "
+                "the tensor on its mesh before taking its reduction apart"
+            )
         return sharding_of(program, out)
     axes = tuple(
         canonical(digits, axis.extent, mesh)

@@ -11,6 +11,7 @@ from meshfuse.facts.sharding import (
     local_extents,
     reduced_mesh_axes,
     sharding_of,
+    written_sharding_of,
 )
 from meshfuse.ir import build, transforms
 from meshfuse.ir.axes import TensorName
@@ -74,6 +75,9 @@ def test_mesh_axes_of_one_rank_are_dropped() -> None:
     x = recorder.input([-1])
     recorder.block(make_mesh([0]), x, 0)
     assert text(recorder, x) == "[i0]"
+    written = written_sharding_of(recorder.program, x)
+    assert axis_sharded_on(written, X) == 0
+    assert describe(written) == "[mesh_x{1} i0] on DeviceMesh{0}"
 
 
 def test_a_merge_gives_the_mesh_digit_to_its_outer_axis() -> None:
