@@ -17,7 +17,23 @@ _FOUND_LENGTH: Final = 20
 
 @final
 class TextError(ValueError):
-    """Text that does not parse: says line, column, what was expected and what stands there."""
+    """Text that does not parse: says line, column, what was expected and what stands there.
+
+    The message is made when asked for: parsing a union raises many that nobody reads.
+    """
+
+    def __init__(self, text: str, position: int, expected: str) -> None:
+        super().__init__(text, position, expected)
+        self.text = text
+        self.position = position
+        self.expected = expected
+
+    def __str__(self) -> str:
+        before = self.text[: self.position]
+        line, column = before.count("\n") + 1, self.position - (before.rfind("\n") + 1) + 1
+        rest = self.text[self.position : self.position + _FOUND_LENGTH].split("\n")[0]
+        found = repr(rest) if rest else "the end of the line"
+        return f"line {line}, column {column}: expected {self.expected}, found {found}"
 
 
 @final
@@ -30,12 +46,7 @@ class Cursor:
 
     def fail(self, expected: str, at: int | None = None) -> TextError:
         """The error to raise, at the current position or at `at`."""
-        position = self.position if at is None else at
-        before = self.text[:position]
-        line, column = before.count("\n") + 1, position - (before.rfind("\n") + 1) + 1
-        rest = self.text[position : position + _FOUND_LENGTH].split("\n")[0]
-        found = repr(rest) if rest else "the end of the line"
-        return TextError(f"line {line}, column {column}: expected {expected}, found {found}")
+        return TextError(self.text, self.position if at is None else at, expected)
 
     def skip_spaces(self) -> None:
         while self.text.startswith(" ", self.position):

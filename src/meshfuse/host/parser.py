@@ -33,7 +33,7 @@ def parse_host_program(text: str) -> HostProgram:
     host, *kernels = _BETWEEN_STATEMENTS.split(text.strip())
     statement = HOST_GRAMMAR.parse(host)
     if not isinstance(statement, HostStatement):
-        raise TextError(f"expected host(), found a {type(statement).__name__}")
+        raise TextError(text, 0, "host()")
     inputs: list[TensorName | ScalarName] = []
     outputs: list[HostOutput] = []
     scalars: dict[ScalarName, DataType] = {}

@@ -31,7 +31,7 @@ def parse_program(text: str) -> Program:
     """
     statement = PROGRAM_GRAMMAR.parse(text)
     if not isinstance(statement, ProgramStatement):
-        raise TextError(f"expected program(), found a {type(statement).__name__}")
+        raise TextError(text, 0, "program()")
     return program_of_statement(statement)
 
 

@@ -224,7 +224,7 @@ def extract(program: Program, exprs: Sequence[Expr], *, keep: Container[Name] = 
     defined inside that are read outside, are outputs of `program` (aliases are not taken over) or
     stand in `keep`. Symbols of extents stay free.
     """
-    defined = tuple(name for expr in exprs for name in expr.outs)
+    defined = dict.fromkeys(name for expr in exprs for name in expr.outs)
     inputs = dict.fromkeys(
         name for expr in exprs for name in read_names(expr) if name not in defined
     )

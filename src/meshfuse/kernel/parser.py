@@ -31,7 +31,7 @@ def parse_kernel(text: str) -> Kernel:
     """
     statement = KERNEL_GRAMMAR.parse(text)
     if not isinstance(statement, KernelStatement):
-        raise TextError(f"expected kernel(...), found a {type(statement).__name__}")
+        raise TextError(text, 0, "kernel(...)")
     buffers: list[Buffer] = []
     scalars: list[ScalarParameter] = []
     sizes: list[IndexName] = []

@@ -234,5 +234,5 @@ def test_errors_say_where(line: str, message: str) -> None:
 
 
 def test_a_text_that_is_no_program() -> None:
-    with pytest.raises(TextError, match=r"expected program\(\), found a Pointwise"):
+    with pytest.raises(TextError, match=r"line 1, column 1: expected program\(\), found 'T1 = neg"):
         parse_program("T1 = neg(T0)")
