@@ -17,11 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import RLock
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 import torch.distributed as dist
 
+from meshfuse.base import optional
 from meshfuse.base.errors import CommunicationError, InvariantError, UserError
 from meshfuse.dist import collectives
 from meshfuse.dist.board import Board, publish_identity
@@ -29,6 +30,7 @@ from meshfuse.dist.collectives import CollectiveRequest, Posting
 from meshfuse.dist.deadlines import Deadline, await_arrival, read_timeout
 from meshfuse.dist.groups import Group, form_group
 from meshfuse.dist.launcher import ALONE, Launch, Place, read_launch, read_local_place
+from meshfuse.ir.mesh import DeviceMesh
 
 BARRIER_NUMBER = -1
 """In place of the host program's number, for what no host program asked for."""
@@ -65,6 +67,7 @@ class _Attachment:
     store: dist.Store
     place: Place
     groups: dict[tuple[tuple[int, ...], str], Group] = field(default_factory=dict)
+    torch_meshes: dict[tuple[DeviceMesh, str], Any] = field(default_factory=dict)
 
     @property
     def processes(self) -> dist.Store:
@@ -179,6 +182,23 @@ class Communicator:
                     device_type, board, store, self.timeout, purpose
                 )
             return attachment.groups[key]
+
+    def torch_mesh(self, mesh: DeviceMesh, device_type: str) -> Any:
+        """The mesh as torch has it, made once for each default process group.
+
+        torch makes process groups for it, so all ranks of the job must come here when it is new.
+        """
+        with self._lock:
+            attachment = self._attach(f"the torch mesh of {mesh}")
+            key = (mesh, device_type)
+            if key not in attachment.torch_meshes:
+                tensor_module = optional.load("torch.distributed.tensor")
+                attachment.torch_meshes[key] = tensor_module.DeviceMesh(
+                    device_type,
+                    torch.tensor(mesh.ids).view(mesh.shape),
+                    mesh_dim_names=mesh.names if all(mesh.names) else None,
+                )
+            return attachment.torch_meshes[key]
 
     def give_up(self, reason: str) -> None:
         """Tell all peers that this rank will not come to its next collectives; their waits end

@@ -1,14 +1,15 @@
-"""CommunicationExecutor: one collective on the buffers of one rank."""
+"""CommunicationExecutor: runs a segment that is one communication."""
 
 from __future__ import annotations
 
 from typing import final
 
+from meshfuse.base.errors import UserError
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.communicator import Communicator
 from meshfuse.facts.refusal import Refusal
 from meshfuse.ir.axes import TensorName
-from meshfuse.ir.comm import Communication
+from meshfuse.ir.comm import AllGather, AllReduce, Communication, ReduceScatter
 from meshfuse.ir.program import Program
 from meshfuse.runtime.allocate import as_dense
 from meshfuse.runtime.evaluate_ops import Environment
@@ -17,27 +18,16 @@ from meshfuse.runtime.executors import Executor
 
 @final
 class CommunicationExecutor(Executor):
-    """Posts one collective and waits for it.
+    """Runs one collective over the ranks of `team`, from a tensor into an existing one.
 
-    The interpreter of host programs takes only the request from it, and waits later. `order` is the
-    memory order of both buffers; without a communicator there is no `run`.
+    Both lie in memory in `order` (tensor axes, slowest first); the axis that is gathered or
+    scattered is the slowest, so that each rank's block is one piece of memory.
     """
 
-    __slots__ = (
-        "_cause",
-        "_collective",
-        "_communicator",
-        "_function",
-        "_number",
-        "_order",
-        "_out",
-        "_src",
-        "_team",
-    )
+    __slots__ = ("_cause", "_collective", "_function", "_number", "_order", "_out", "_src", "_team")
 
     def __init__(
         self,
-        *,
         number: int,
         collective: str,
         team: tuple[int, ...],
@@ -46,7 +36,6 @@ class CommunicationExecutor(Executor):
         order: tuple[int, ...],
         function: str | None,
         cause: str,
-        communicator: Communicator | None = None,
     ) -> None:
         self._number = number
         self._collective = collective
@@ -56,25 +45,37 @@ class CommunicationExecutor(Executor):
         self._order = order
         self._function = function
         self._cause = cause
-        self._communicator = communicator
 
     @staticmethod
     def supports(program: Program) -> Refusal | None:
-        """All of the program must be communication."""
-        for expr in program.fusion.exprs:
-            if not isinstance(expr, Communication):
-                reason = f"runs communications only, no {type(expr).__name__}"
-                return Refusal("communication", reason, TensorName(expr.outs[0]))
+        """One all-gather, all-reduce or reduce-scatter, and nothing else.
+
+        Raises UserError for a program in which communications and other operations are mixed: no
+        executor has both, it must be cut into segments first.
+        """
+        exprs = program.fusion.exprs
+        communications = [expr for expr in exprs if isinstance(expr, Communication)]
+        if communications and len(communications) < len(exprs):
+            raise UserError(
+                f"{communications[0].out} is made by a communication among other operations: "
+                "segment the program before choosing an executor"
+            )
+        for expr in exprs:
+            if not isinstance(expr, AllGather | AllReduce | ReduceScatter):
+                name = type(expr).__name__
+                return Refusal("communication", f"{name} moves nothing", TensorName(expr.outs[0]))
+        if len(exprs) != 1:
+            return Refusal("communication", f"runs one communication, not {len(exprs)}")
         return None
 
     def compile(self) -> None:
-        """Nothing to do."""
+        """Nothing to do: groups are formed when first used."""
 
     def is_compiled(self) -> bool:
         return True
 
     def request(self, env: Environment) -> CollectiveRequest:
-        """What to post. An input or a view may have gaps: then a dense copy is sent."""
+        """The collective, ready to post. A source that lies otherwise in memory is copied."""
         return CollectiveRequest(
             self._number,
             self._collective,
@@ -86,6 +87,5 @@ class CommunicationExecutor(Executor):
         )
 
     def run(self, env: Environment) -> None:
-        if self._communicator is None:
-            raise RuntimeError("CommunicationExecutor.run without a communicator")
-        self._communicator.run(self.request(env))
+        """Post, and wait. The host program keeps the two apart, and uses `request`."""
+        Communicator.instance().run(self.request(env))

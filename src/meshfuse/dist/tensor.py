@@ -1,0 +1,197 @@
+"""DistributedTensor: a local shard that knows of what it is a part."""
+
+from __future__ import annotations
+
+from typing import Any, cast, final
+
+import torch
+
+from meshfuse.base import optional
+from meshfuse.base.errors import InvariantError, Unsupported, UserError, UserTypeError
+from meshfuse.dist.collectives import CollectiveRequest
+from meshfuse.dist.communicator import Communicator
+from meshfuse.dist.placements import Placement, placements, to_torch
+from meshfuse.dist.shard import global_shape, unshard_tensor
+from meshfuse.expr import const, const_value
+from meshfuse.facts import sharding as facts
+from meshfuse.facts.sharding import Digit, Sharding, describe
+from meshfuse.ir.mesh import DeviceMesh, ParallelType
+
+FULL_TENSOR_NUMBER = -2
+"""In place of the host program's number, for what no host program asked for."""
+
+
+@final
+class DistributedTensor(torch.Tensor):
+    """This rank's shard of a global tensor: the shard itself, as a torch.Tensor, and its sharding.
+
+    Operations of torch see the shard and return plain tensors. Copies and pickles keep the
+    sharding; they hold the mesh as rank numbers and names, and no process group.
+    """
+
+    # As torch.nn.Parameter does; torch's stubs know the method form only.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
+
+    _sharding: Sharding
+
+    def __new__(cls, local: torch.Tensor, sharding: Sharding) -> DistributedTensor:
+        """`local` is this rank's shard; its memory is shared.
+
+        Raises UserError for another number of axes than the sharding has, InvariantError for a
+        sharding without a mesh or with symbolic extents.
+        """
+        if sharding.mesh is None:
+            raise InvariantError("DistributedTensor: a sharding without a mesh shards nothing")
+        if local.ndim != len(sharding.axes):
+            raise UserError(
+                f"DistributedTensor(tensor of shape {tuple(local.shape)}, {describe(sharding)}): "
+                f"the tensor must have {len(sharding.axes)} axes"
+            )
+        if any(const_value(d.extent) is None for digits in sharding.axes for d in digits):
+            raise InvariantError(f"DistributedTensor: {describe(sharding)} has symbolic extents")
+        self = local.detach().as_subclass(cls)
+        self._sharding = sharding
+        return self
+
+    @property
+    def sharding(self) -> Sharding:
+        return self._sharding
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        mesh = self._sharding.mesh
+        assert mesh is not None
+        return mesh
+
+    @property
+    def local(self) -> torch.Tensor:
+        """The shard as a plain tensor, sharing memory."""
+        return self.as_subclass(torch.Tensor)
+
+    @property
+    def global_shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+        return global_shape(self.shape, self._sharding)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """The sharding as DTensor would say it: one placement for each mesh axis."""
+        return placements(self._sharding)
+
+    def axis_sharded_on(self, parallel_type: ParallelType) -> int:
+        """The tensor axis that a mesh axis shards; -1 if the tensor is not sharded along it."""
+        if not isinstance(parallel_type, ParallelType) or not parallel_type.is_mesh:
+            raise UserTypeError(
+                f"axis_sharded_on({parallel_type!r}): takes a mesh axis, as ParallelType.mesh_x"
+            )
+        return facts.axis_sharded_on(self._sharding, parallel_type)
+
+    def full_tensor(self, communicator: Communicator | None = None) -> torch.Tensor:
+        """The whole tensor, on every rank. All ranks of the mesh must call it.
+
+        One all-gather among the ranks that hold different shards, after one all-reduce for each
+        mesh axis along which the tensor is partial. Raises UserError on a rank outside the mesh,
+        CommunicationError as Communicator.run does.
+        """
+        communicator = Communicator.instance() if communicator is None else communicator
+        rank = communicator.rank()
+        if rank not in self.mesh.ids:
+            raise UserError(f"full_tensor(): rank {rank} is not in {self.mesh}")
+        cause = f"full_tensor of {describe(self._sharding)}"
+        local = self.local.contiguous()
+        for axis, function in self._sharding.partial.items():
+            team, total = self.mesh.team(rank, axis), torch.empty_like(local)
+            local = communicator.run(
+                CollectiveRequest(
+                    FULL_TENSOR_NUMBER, "all_reduce", team, local, total, function, cause
+                )
+            )
+        team = self._holders(rank)
+        gathered = local.new_empty((len(team), *local.shape))
+        communicator.run(
+            CollectiveRequest(FULL_TENSOR_NUMBER, "all_gather", team, local, gathered, None, cause)
+        )
+        reduced = Sharding(self.mesh, self._sharding.axes)
+        return unshard_tensor(dict(zip(team, gathered, strict=True)), reduced, self.global_shape)
+
+    def _holders(self, rank: int) -> tuple[int, ...]:
+        """The ranks that differ from `rank` only along mesh axes that shard the tensor, in mesh
+        order."""
+        alike = [t for t in self.mesh.parallel_types() if self.axis_sharded_on(t) < 0]
+        return tuple(
+            other
+            for other in self.mesh.ids
+            if all(self.mesh.coordinate(other, t) == self.mesh.coordinate(rank, t) for t in alike)
+        )
+
+    def to_dtensor(self) -> Any:
+        """The same shard as a torch DTensor, sharing memory.
+
+        Loads torch.distributed.tensor. Where torch has no process groups for this mesh yet it makes
+        them, so all ranks of the job must call this alike. Raises Unsupported for a mesh with ranks
+        that descend along an axis: torch's groups sort ranks, and a DTensor would gather its shards
+        in the wrong order, silently.
+        """
+        for axis in self.mesh.parallel_types():
+            if any(list(team) != sorted(team) for team in self.mesh.teams(axis)):
+                raise Unsupported(
+                    f"to_dtensor() on {self.mesh}: DTensor needs ranks that ascend along every "
+                    "mesh axis; full_tensor() works for any order"
+                )
+        tensor_module = optional.load("torch.distributed.tensor")
+        device_mesh = Communicator.instance().torch_mesh(self.mesh, self.device.type)
+        shape = torch.Size(self.global_shape)
+        return tensor_module.DTensor.from_local(
+            self.local,
+            device_mesh,
+            [to_torch(placement, tensor_module) for placement in self.placements],
+            run_check=False,
+            shape=shape,
+            stride=torch.empty(shape, device="meta").stride(),
+        )
+
+    def __copy__(self) -> DistributedTensor:
+        return DistributedTensor(self.local, self._sharding)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedTensor:
+        if id(self) not in memo:
+            local = self.local.clone(memory_format=torch.preserve_format)
+            memo[id(self)] = DistributedTensor(local, self._sharding)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return rebuild_distributed_tensor, (self.local, *_to_plain(self._sharding))
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"DistributedTensor({describe(self._sharding)}, local={self.local!r})"
+
+
+def rebuild_distributed_tensor(
+    local: torch.Tensor,
+    mesh: tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]],
+    axes: tuple[tuple[tuple[int, str], ...], ...],
+    partial: tuple[tuple[str, str], ...],
+) -> DistributedTensor:
+    """A DistributedTensor from its pickled parts: plain numbers and names, safe for torch.load.
+
+    A digit is (extent, name of the mesh axis, or "" for local memory).
+    """
+    digits = tuple(
+        tuple(Digit(const(n), ParallelType(owner) if owner else None) for n, owner in axis)
+        for axis in axes
+    )
+    waiting = {ParallelType(owner): function for owner, function in partial}
+    return DistributedTensor(local, Sharding(DeviceMesh(*mesh), digits, waiting))
+
+
+def _to_plain(sharding: Sharding) -> tuple[Any, ...]:
+    mesh = cast(DeviceMesh, sharding.mesh)
+    axes = tuple(
+        tuple((const_value(d.extent), "" if d.owner is None else d.owner.name) for d in digits)
+        for digits in sharding.axes
+    )
+    partial = tuple((owner.name, function) for owner, function in sharding.partial.items())
+    return (mesh.ids, mesh.shape, mesh.names), axes, partial
+
+
+torch.serialization.add_safe_globals([rebuild_distributed_tensor])

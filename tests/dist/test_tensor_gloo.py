@@ -1,0 +1,90 @@
+"""DistributedTensor between real processes: whole tensors and torch's DTensor."""
+
+# torch.distributed documents its stores but does not declare them as exports:
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg
+
+from gloo_run import observe_ranks, run_ranks
+from meshfuse.base import optional
+from meshfuse.base.errors import Unsupported
+from meshfuse.dist.shard import shard_tensor
+from meshfuse.dist.tensor import DistributedTensor
+from meshfuse.expr import const
+from meshfuse.facts.sharding import Digit, Sharding
+from meshfuse.ir.mesh import ParallelType, make_mesh
+
+X, Y = ParallelType.mesh_x, ParallelType.mesh_y
+WHOLE = torch.arange(32).view(4, 8)
+
+
+def digits(*parts: int | tuple[int, ParallelType]) -> tuple[Digit, ...]:
+    return tuple(Digit(const(p)) if isinstance(p, int) else Digit(const(p[0]), p[1]) for p in parts)
+
+
+def gather_back(rank: int, world_size: int) -> int:
+    """Every sharding's full tensor, and its DTensor's, is what was cut."""
+    line, turned, grid = make_mesh([0, 1]), make_mesh([1, 0]), make_mesh([[0], [1]])
+    shardings = (
+        Sharding(line, (digits((2, X), 2), digits(8))),
+        Sharding(line, (digits(4), digits(8))),
+        Sharding(turned, (digits(4), digits((2, X), 4))),
+        Sharding(line, (digits(4), digits(2, (2, X), 2))),
+        Sharding(line, (digits(2, (2, X)), digits(8))),
+        Sharding(grid, (digits(4), digits((2, Y), 4))),
+        Sharding(grid, (digits(4), digits(8)), {Y: "sum"}),
+    )
+    for sharding in shardings:
+        tensor = DistributedTensor(shard_tensor(WHOLE, sharding, rank), sharding)
+        expected = WHOLE * 2 if sharding.partial else WHOLE
+        assert torch.equal(tensor.full_tensor(), expected)
+        if sharding.mesh == turned:
+            with pytest.raises(
+                Unsupported, match=r"DeviceMesh\{1 0\}: DTensor needs ranks that asc"
+            ):
+                tensor.to_dtensor()
+            continue
+        dtensor = tensor.to_dtensor()
+        assert dtensor.to_local().data_ptr() == tensor.data_ptr()
+        assert dtensor.shape == WHOLE.shape
+        assert torch.equal(dtensor.full_tensor(), expected), sharding
+    return len(shardings)
+
+
+def test_full_tensor_and_dtensor() -> None:
+    assert run_ranks(gather_back, 2) == [7, 7]
+
+
+def cut_like_torch(rank: int, world_size: int) -> int:
+    """Four ranks, one after the other: torch cuts the same shards for the same placements."""
+    assert fake_pg  # importing it registers the backend that communicates nothing
+    tensor_module = optional.load("torch.distributed.tensor")
+    grid = make_mesh([[0, 1], [2, 3]], names=("data", "tensor"))
+    shardings = (
+        Sharding(grid, (digits((2, X), 2), digits((2, Y), 4))),
+        Sharding(grid, (digits(4), digits((2, Y), (2, X), 2))),
+        Sharding(grid, (digits(4), digits((2, X), (2, Y), 2))),
+        Sharding(grid, (digits(4), digits((2, Y), 2, (2, X)))),
+        Sharding(grid, (digits((2, Y), 2), digits(8))),
+    )
+    for place in range(4):
+        dist.init_process_group("fake", rank=place, world_size=4, store=dist.HashStore())
+        for sharding in shardings:
+            mine = DistributedTensor(shard_tensor(WHOLE, sharding, place), sharding).to_dtensor()
+            theirs = tensor_module.distribute_tensor(
+                WHOLE, mine.device_mesh, mine.placements, src_data_rank=None
+            )
+            assert torch.equal(theirs.to_local(), mine.to_local()), (place, sharding)
+            assert mine.device_mesh.mesh_dim_names == ("data", "tensor")
+        dist.destroy_process_group()
+    return len(shardings)
+
+
+def test_shards_are_what_torch_cuts() -> None:
+    [outcome] = observe_ranks(cut_like_torch, 1, initialise=False)
+    assert outcome.value == 5, outcome.error

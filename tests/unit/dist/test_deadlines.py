@@ -1,0 +1,159 @@
+"""Waits that end, without processes: a work that never completes, a store in memory."""
+
+# torch.distributed documents its stores but does not declare them as exports:
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store
+
+from meshfuse.base.errors import CommunicationError, UserValueError
+from meshfuse.dist.board import (
+    Board,
+    Notice,
+    ProcessIdentity,
+    Standing,
+    has_ended,
+    identify_process,
+    publish_identity,
+)
+from meshfuse.dist.collectives import CollectiveRequest, Posting
+from meshfuse.dist.deadlines import Deadline, await_arrival, read_timeout, wait
+
+
+class ScriptedWork:
+    """A work that completes after some seconds, or fails then with a backend's words."""
+
+    def __init__(self, seconds: float, failure: str | None = None) -> None:
+        self.at = time.monotonic() + seconds
+        self.failure = failure
+
+    def is_completed(self) -> bool:
+        return time.monotonic() >= self.at
+
+    def wait(self, limit: timedelta = timedelta(0)) -> bool:
+        ahead = max(0.0, self.at - time.monotonic())
+        seconds = limit.total_seconds() or ahead
+        time.sleep(min(seconds, ahead))
+        if not self.is_completed():
+            raise RuntimeError("Operation timed out!")
+        if self.failure is not None:
+            raise RuntimeError(self.failure)
+        return True
+
+
+def make_posting(work: ScriptedWork, finish: Callable[[], None] | None = None) -> Posting:
+    request = CollectiveRequest(
+        7, "all_reduce", (4, 5), torch.ones(2), torch.empty(2), "sum", "T3 = sum(T2)"
+    )
+    return Posting(request, cast(dist.Work, work), finish, sequence=1)
+
+
+def make_boards() -> tuple[Board, Board]:
+    store: Store = HashStore()
+    notices, processes = PrefixStore("n", store), PrefixStore("p", store)
+    for rank in (4, 5):
+        publish_identity(processes, rank)
+    return Board(4, (4, 5), notices, processes), Board(5, (4, 5), notices, processes)
+
+
+SUBJECT = r"all_reduce number 7 over ranks \(4, 5\) \(sum, 8 bytes, for T3 = sum\(T2\)\): rank 4 "
+
+
+def test_completes_and_finishes_once() -> None:
+    mine, _ = make_boards()
+    calls: list[int] = []
+    posting = make_posting(ScriptedWork(0.4), lambda: calls.append(1))
+    wait(posting, mine, Deadline.after(5))
+    posting.complete()
+    assert calls == [1]
+    notice = mine.read(4)
+    assert notice is not None and notice.standing is Standing.waits, "a slow wait is announced"
+
+
+def test_deadline_names_who_does_not_wait() -> None:
+    mine, _ = make_boards()
+    started = time.monotonic()
+    with pytest.raises(CommunicationError, match=SUBJECT + r"waited 0\.6 s.*rank 5 does not wait"):
+        wait(make_posting(ScriptedWork(60)), mine, Deadline.after(0.6))
+    assert time.monotonic() - started < 2
+
+
+def test_deadline_names_where_the_peer_waits() -> None:
+    mine, other = make_boards()
+    other.announce(Notice(Standing.waits, 9, "all_gather number 2"))
+    with pytest.raises(CommunicationError, match=r"rank 5 .* last waited for all_gather number 2"):
+        wait(make_posting(ScriptedWork(60)), mine, Deadline.after(0.4))
+    other.announce(Notice(Standing.waits, 1, "the same"))
+    with pytest.raises(CommunicationError, match="all ranks wait for it, so the network"):
+        wait(make_posting(ScriptedWork(60)), mine, Deadline.after(0.4))
+
+
+def test_peer_that_gives_up_ends_the_wait() -> None:
+    mine, other = make_boards()
+    other.announce(Notice(Standing.failed, 0, "out of memory"))
+    with pytest.raises(CommunicationError, match=SUBJECT + ".*rank 5 gave up: out of memory"):
+        wait(make_posting(ScriptedWork(60)), mine, Deadline.after(30))
+
+
+def test_completion_goes_before_a_peer_that_gives_up() -> None:
+    mine, other = make_boards()
+    other.announce(Notice(Standing.failed, 0, "out of memory"))
+    wait(make_posting(ScriptedWork(0.6)), mine, Deadline.after(30))
+
+
+def test_error_of_the_backend_is_translated() -> None:
+    mine, other = make_boards()
+    other.announce(Notice(Standing.failed, 1, "lost its peers in something"))
+    failing = make_posting(ScriptedWork(0.01, "Connection closed by peer [::1]:1"))
+    with pytest.raises(CommunicationError, match=SUBJECT + r".*rank 5.*\[Connection closed by pe"):
+        wait(failing, mine, Deadline.after(30))
+
+
+def test_arrival_names_who_has_not_come() -> None:
+    mine, other = make_boards()
+    with pytest.raises(CommunicationError, match=r"ranks \(4, 5\) for a test.*rank 5 has not arr"):
+        await_arrival(mine, Deadline.after(0.3), "a test")
+    await_arrival(other, Deadline.after(5), "a test")
+
+
+def test_process_that_has_ended_is_seen() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    identity = identify_process(child.pid)
+    assert not has_ended(identity)
+    assert ProcessIdentity.decode(identity.encode()) == identity
+    child.kill()
+    limit = time.monotonic() + 10
+    while not has_ended(identity) and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert has_ended(identity), "a zombie has ended"
+    child.wait()
+    assert has_ended(identity)
+
+
+def test_process_number_used_again_is_another_process() -> None:
+    me = identify_process()
+    assert me.pid == os.getpid() and not has_ended(me)
+    assert has_ended(ProcessIdentity(me.host, me.namespace, me.pid, "1"))
+    assert not has_ended(ProcessIdentity("another host", me.namespace, me.pid, "1"))
+
+
+def test_timeout_from_the_environment() -> None:
+    assert read_timeout({}) == 300
+    assert read_timeout({"MESHFUSE_TIMEOUT": "2.5"}) == 2.5
+    for text in ("soon", "0", "-1", "nan"):
+        with pytest.raises(UserValueError, match="must be a positive number of seconds"):
+            read_timeout({"MESHFUSE_TIMEOUT": text})
+    with pytest.raises(UserValueError, match="must be positive"):
+        Deadline.after(0)
