@@ -88,10 +88,10 @@ def nest_of(program: Program, tensor: TensorName, *, reducing: bool) -> Nest:
         if axis.kind is AxisKind.broadcast or const_value(axis.extent) == 1:
             fixed.append(leaf)
         elif bound.is_grid:
-            if serial or tiled:
-                raise _misplaced(tensor, leaf, bound, "outside all serial and tile loops")
             if reduced:
                 raise _grid_reduction(tensor, leaf, bound)
+            if serial or tiled:
+                raise _misplaced(tensor, leaf, bound, "outside all serial and tile loops")
             grid.append((leaf, bound))
         elif bound.name in _TILE_TYPES:
             tiled.append(leaf)
