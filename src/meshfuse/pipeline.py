@@ -31,7 +31,7 @@ from meshfuse.passes.pipeline import run_passes
 from meshfuse.runtime.arguments import Signature
 from meshfuse.runtime.executors import KernelExecutor
 from meshfuse.runtime.layouts import refine_layouts
-from meshfuse.schedulers.registry import accepts, schedule
+from meshfuse.schedulers.registry import accepts, refusals_of, schedule
 from meshfuse.segment.segment import Answer, segment
 from meshfuse.segment.segments import Segment, SegmentedProgram
 
@@ -60,9 +60,10 @@ def compile(program: Program, signature: Signature, *, kernels: bool = True) -> 
     sources: dict[KernelName, KernelSource] = {}
     for part in segmented.segments:
         if executor_class(part.scheduler) is not KernelExecutor:
+            notes += _explain_fallback(part)
             continue
         if not kernels:
-            notes = (*notes, _op_by_op(part))
+            notes += (_op_by_op(part, "there is no compiler for this device"),)
             continue
         kernel = _lower_segment(prepared, part, signature)
         lowered[part.name] = kernel
@@ -87,10 +88,17 @@ def _accepts_locally(program: Program) -> Answer:
     try:
         return accepts(localize(program).program)
     except Unsupported as error:
-        return (Refusal("localize", str(error)),)
+        return (Refusal("localize", str(error).removeprefix("localize: ")),)
 
 
-def _op_by_op(part: Segment) -> Note:
+def _explain_fallback(part: Segment) -> tuple[Note, ...]:
+    """Why ops that a kernel could hold run through torch; nothing for the others."""
+    if KernelExecutor.supports(part.program) is not None:
+        return ()
+    refusals = part.refusals or refusals_of(localize(part.program).program)
+    return (_op_by_op(part, "; ".join(map(str, refusals))),)
+
+
+def _op_by_op(part: Segment, reason: str) -> Note:
     names = ", ".join(output.tensor for output in part.program.fusion.outputs)
-    reason = "there is no compiler for this device: its ops run one by one through torch"
-    return Note("pipeline", names, "op_by_op", reason)
+    return Note("pipeline", names, "op_by_op", f"runs op by op through torch: {reason}")

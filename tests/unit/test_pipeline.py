@@ -14,10 +14,10 @@ from meshfuse.host.printer import print_host_program
 from meshfuse.host.simulate import simulate
 from meshfuse.ir import build
 from meshfuse.ir.axes import ScalarName
-from meshfuse.ir.mesh import make_mesh
+from meshfuse.ir.mesh import ParallelType, make_mesh
 from meshfuse.ir.ops import Literal
 from meshfuse.ir.program import Program
-from meshfuse.ir.transforms import set_device_mesh
+from meshfuse.ir.transforms import parallelize, set_device_mesh, split
 from meshfuse.pipeline import Compilation, compile
 from meshfuse.runtime.arguments import signature_of
 from meshfuse.runtime.compile import KernelCompiler
@@ -170,9 +170,7 @@ def test_a_size_that_the_mesh_does_not_divide(compiler: KernelCompiler) -> None:
     inputs = {rank: [torch.zeros(3 - rank), torch.zeros(5)] for rank in range(2)}
     executor = executor_of(compile(program, signature_of(inputs[0])), compiler)
     for rank in range(2):
-        with pytest.raises(
-            Unsupported, match=r"of global size 5 \(i0\), which 2 ranks cannot"
-        ):
+        with pytest.raises(Unsupported, match=r"of global size 5 \(i0\), which 2 ranks cannot"):
             simulate({rank: executor.compile(rank)}, inputs)
 
 
@@ -199,3 +197,25 @@ def test_a_computed_scalar_may_be_a_size(compiler: KernelCompiler) -> None:
         compilation = compile(program, signature_of([4, data]), kernels=kernels)
         [found] = executor_of(compilation, compiler).run([4, data], ALONE)
         assert torch.equal(found, (data * 2).expand(5, 3))
+
+
+def test_what_no_kernel_can_hold_runs_op_by_op_and_says_why() -> None:
+    """Each rank holds three pieces of one axis, as of a fused QKV weight."""
+    mesh = make_mesh(range(2))
+    program, x = tensor_input(Program(), [12])
+    program, result = pointwise(program, "neg", x)
+    program = build.add_output(program, result)
+    program = split(set_device_mesh(program, x, mesh), x, 0, 3, False)
+    program = split(program, x, 1, 2, False)
+    middle = program.schedule(x).leaves[1]
+    program = parallelize(program, x, middle, ParallelType.mesh_x)
+    pieces = torch.arange(12.0).reshape(3, 2, 2)
+    inputs = {rank: [pieces[:, rank].reshape(-1)] for rank in range(2)}
+    compilation = compile(program, signature_of(inputs[0]))
+    [note] = compilation.notes
+    assert (note.subject, note.kind) == (result, "op_by_op")
+    assert "through torch: localize: T0, axis a0:i{12}: a rank holds strided pieces" in note.reason
+    executor = executor_of(compilation, None)
+    outputs = simulate({rank: executor.compile(rank) for rank in inputs}, inputs)
+    for rank, [output] in outputs.items():
+        assert torch.equal(output, -inputs[rank][0])
