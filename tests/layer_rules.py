@@ -30,6 +30,7 @@ ROOMS = {
     "pipeline": 10,
     "cache": 11,
     "api": 12,
+    "multidevice": 13,  # names of api/, where users import them from
     "frontends": 13,
     "cli": 14,
     TOP: 15,

@@ -6,7 +6,8 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import final
+from types import ModuleType
+from typing import TYPE_CHECKING, final
 
 import torch
 
@@ -15,9 +16,9 @@ from meshfuse.api.fusion_view import FusionView
 from meshfuse.api.recording import Recording
 from meshfuse.api.results import public_sharding, wrap_result
 from meshfuse.api.sharding import Sharding
+from meshfuse.base import optional
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.base.options import Options, options_from_environment, with_options
-from meshfuse.cache import CompiledProgram, FusionCache, fingerprint
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.facts import sharding as facts
@@ -35,6 +36,9 @@ from meshfuse.runtime.arguments import (
     flatten_inputs,
     signature_of,
 )
+
+if TYPE_CHECKING:
+    from meshfuse import cache
 
 Device = torch.device | str | int
 
@@ -59,7 +63,7 @@ class FrozenProgram:
 class Prepared:
     """A compiled program, and the shardings of what it returns."""
 
-    compiled: CompiledProgram
+    compiled: cache.CompiledProgram
     outputs: tuple[facts.Sharding, ...]
     updates: tuple[tuple[int, facts.Sharding], ...]
     """Inputs that are updated in place, by position, in the order of their outputs."""
@@ -211,8 +215,8 @@ class FusionExecutorCache:
         key = (signature, str(device), options)
         found = self._prepared.get(key)
         if found is None:
-            cache = FusionCache.instance()
-            compiled = cache.find(frozen.program, frozen.key, signature, device, options)
+            store: cache.FusionCache = _load_cache().FusionCache.instance()
+            compiled = store.find(frozen.program, frozen.key, signature, device, options)
             found = self._prepared.setdefault(key, _prepare_results(compiled))
         return found
 
@@ -239,6 +243,11 @@ def _parse_device(device: str) -> torch.device:
         raise UserError(f"execute(device={device!r}): {str(error).splitlines()[0]}") from None
 
 
+def _load_cache() -> ModuleType:
+    """meshfuse.cache, and with it the compiler; imported when a program runs for the first time."""
+    return optional.load_compiler("meshfuse.cache")
+
+
 def _freeze(program: Program) -> FrozenProgram:
     meshes: dict[DeviceMesh, TensorName] = {}
     for tensor in program.fusion.tensors:
@@ -250,10 +259,11 @@ def _freeze(program: Program) -> FrozenProgram:
         facts.sharding_of(program, want.name) if isinstance(want, ExpectedTensor) else None
         for want in expected
     )
-    return FrozenProgram(program, fingerprint(program), expected, shardings, meshes)
+    key: str = _load_cache().fingerprint(program)
+    return FrozenProgram(program, key, expected, shardings, meshes)
 
 
-def _prepare_results(compiled: CompiledProgram) -> Prepared:
+def _prepare_results(compiled: cache.CompiledProgram) -> Prepared:
     program = compiled.compilation.segmented.program
     fusion = program.fusion
     updates = tuple(
@@ -272,8 +282,7 @@ def _check_sharding(frozen: FrozenProgram, position: int, value: DistributedTens
     wanted = frozen.shardings[position]
     if wanted is None:
         return
-    placed = facts.Sharding(wanted.mesh, tuple(axis for axis in wanted.axes), wanted.partial)
-    if _placement(placed) != _placement(value.sharding):
+    if _placement(wanted) != _placement(value.sharding):
         raise UserError(
             f"input {position}, {frozen.expected[position]}, must be sharded as "
             f"{facts.describe(wanted)}, but got {facts.describe(value.sharding)}"

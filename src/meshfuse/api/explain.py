@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from meshfuse.host.nodes import Communicate, HostProgram
 from meshfuse.host.printer import print_host_program
 from meshfuse.ir.printer import print_program
 from meshfuse.ir.program import Program
-from meshfuse.pipeline import Compilation
 from meshfuse.segment.segments import Segment
+
+if TYPE_CHECKING:
+    from meshfuse.pipeline import Compilation
 
 
 def explain_definition(program: Program) -> str:
@@ -21,25 +24,22 @@ def explain_definition(program: Program) -> str:
 
 
 def explain_compilation(compilation: Compilation) -> str:
-    """The compiled program: what moves and why, notes in order, segments, and what the host does."""
+    """The compiled program: what moves and why, notes, segments, and what the host does."""
     notes = [str(note) for note in compilation.notes]
     return "\n".join(
         (
-            _section("program, with what the passes added", [_program_text(compilation)]),
+            _section(
+                "program, with what the passes added",
+                [print_program(compilation.segmented.program)],
+            ),
             _section("communications", _describe_communications(compilation.host)),
             _section("notes", notes or ["none: nothing was gathered, copied or left undone"]),
             _section("segments", _describe_segments(compilation.segmented.segments)),
-            _section("host program, the same on every rank", [_host_text(compilation.host)]),
+            _section(
+                "host program, the same on every rank", [print_host_program(compilation.host)]
+            ),
         )
     )
-
-
-def _program_text(compilation: Compilation) -> str:
-    return print_program(compilation.segmented.program)
-
-
-def _host_text(host: HostProgram) -> str:
-    return print_host_program(host)
 
 
 def _section(title: str, lines: Sequence[str]) -> str:

@@ -41,7 +41,7 @@ def _with_size(digits: Digits, size: int) -> Digits:
 
 
 def public_sharding(sharding: facts.Sharding) -> Sharding | None:
-    """Which tensor axis each mesh axis shards; None without a mesh. Axes of one rank shard nothing."""
+    """Which tensor axis each mesh axis of several ranks shards; None without a mesh."""
     mesh = sharding.mesh
     if mesh is None:
         return None

@@ -86,8 +86,8 @@ def shard_tensor(tensor: torch.Tensor, tv: TensorView) -> torch.Tensor:
     sharding = sharding_of(tv.recording.program, tv.name)
     if sharding.mesh is None:
         raise UserError(
-            f"shard_tensor(tensor of shape {list(tensor.shape)}, {tv.name}): {tv.name} has no mesh; "
-            "call its set_device_mesh first"
+            f"shard_tensor(tensor of shape {list(tensor.shape)}, {tv.name}): {tv.name} has no "
+            "mesh; call its set_device_mesh first"
         )
     return shard.shard_tensor(tensor, sharding, Communicator.instance().rank())
 

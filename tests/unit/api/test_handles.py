@@ -31,7 +31,6 @@ def test_one_object_per_name() -> None:
 def test_equality_is_identity() -> None:
     fd, x = define(4)
     other = fd.define_tensor([4])
-    assert x == x
     assert x != other
     assert len({x, other, x}) == 2
 
@@ -129,7 +128,7 @@ def test_constants_are_rounded_to_their_type() -> None:
     assert fd.define_scalar(float("nan")).dtype() is DataType.Double
     assert fd.define_scalar(-0.0).to_text() == "-0.0"
     assert fd.define_scalar(True).dtype() is DataType.Bool
-    with pytest.raises(ValueError, match="does not fit into DataType.Int32"):
+    with pytest.raises(ValueError, match="does not fit into"):
         fd.define_scalar(1 << 40, dtype=DataType.Int32)
 
 
@@ -214,7 +213,7 @@ def test_a_handle_of_another_definition() -> None:
     with pytest.raises(RuntimeError, match=r"add_output\(T0\): T0 belongs to another"):
         fd.add_output(stranger)
     with pytest.raises(RuntimeError, match="belongs to another"):
-        x + stranger
+        _ = x + stranger
 
 
 def test_every_handle_says_its_dtype() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import meshfuse
-from meshfuse import FusionDefinition, ParallelType, TensorView
+from meshfuse import DistributedTensor, FusionDefinition, ParallelType, TensorView
 from meshfuse.multidevice import Communicator, DeviceMesh, Sharding, shard_tensor, simulate
 
 MESH_X, MESH_Y = ParallelType.mesh_x, ParallelType.mesh_y
@@ -117,7 +116,7 @@ def test_a_mesh_of_one_rank_runs_without_a_launcher() -> None:
         block(DeviceMesh([0]), x, 0)
     data = torch.randn(4, 3)
     [out] = fd.execute([shard_tensor(data, x)])
-    assert isinstance(out, meshfuse.DistributedTensor)
+    assert isinstance(out, DistributedTensor)
     assert type(out.local) is torch.Tensor
     assert out.axis_sharded_on(MESH_X) == -1
     assert out.mesh.size == 1
@@ -157,6 +156,8 @@ def test_simulated_layer(d: int) -> None:
     results = simulate(fd, inputs)
     assert len(results) == d
     for rank, (part, whole) in enumerate(results):
+        assert isinstance(part, DistributedTensor)
+        assert isinstance(whole, DistributedTensor)
         assert torch.equal(part, hidden_value.chunk(d, 1)[rank])
         assert part.axis_sharded_on(MESH_X) == (1 if d > 1 else -1), "one rank shards nothing"
         assert torch.equal(whole, value)
@@ -227,7 +228,7 @@ def test_distributed_inputs_must_be_sharded_as_the_input_says() -> None:
     data = torch.randn(4, 4)
     by_rows = simulate(fd, [data])
     again = simulate(fd, by_rows, per_rank=True)
-    assert torch.equal(again[1][0].local, data[2:])
+    assert torch.equal(again[1][0], data[2:])
     by_columns = simulate(other, [data])
     with pytest.raises(RuntimeError, match=r"input 0.*mesh_x"):
         simulate(fd, by_columns, per_rank=True)
