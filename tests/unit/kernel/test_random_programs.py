@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from program_recorder import Recorder
 
 SIZES = {1: (0, 1, 5, 16, 17, 33), 2: (0, 1, 2, 5, 17), 3: (0, 1, 2, 3), 4: (0, 1, 2, 3)}
 """By rank: an evaluated kernel takes a millisecond for each vector."""
-Draw = Callable[..., int]
+Draw = Callable[..., Any]
 
 
 @dataclass
