@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as torch_distributed
-from meshfuse.multidevice import DeviceMesh
 from minilm_layer import EPSILON, HIDDEN, INNER, load_layer_input, run_mlp
 from torch import multiprocessing
 
 import meshfuse as mf
 from meshfuse import FusionDefinition, TensorView
+from meshfuse.multidevice import DeviceMesh
 
 RANKS = 2
 PAGE = Path(__file__).with_name("page.txt")
