@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from meshfuse.base.dtypes import DataType
 from meshfuse.ir import build
+from meshfuse.ir.axes import TensorName
 from meshfuse.ir.program import Program
 from meshfuse.passes.concretize import concretize
 from program_recorder import Recorder
@@ -54,9 +55,8 @@ def layer_norm(
     return finished(r)
 
 
-def _var_mean(r: Recorder, x: str, dims: Sequence[int]) -> tuple[str, str]:
-    program, variance, mean = build.var_mean(r.program, x, dims, correction=0, keepdim=True)  # type: ignore[arg-type]
-    r.program = program
+def _var_mean(r: Recorder, x: TensorName, dims: Sequence[int]) -> tuple[TensorName, TensorName]:
+    r.program, variance, mean = build.var_mean(r.program, x, dims, correction=0, keepdim=True)
     return variance, mean
 
 

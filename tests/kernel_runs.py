@@ -14,7 +14,7 @@ from meshfuse.ir.verify import verify
 from meshfuse.kernel.buffers import stride_name
 from meshfuse.kernel.localize import Localized, localize
 from meshfuse.kernel.lower import lower
-from meshfuse.kernel.nodes import Kernel
+from meshfuse.kernel.nodes import BufferName, Kernel
 from meshfuse.kernel.parser import parse_kernel
 from meshfuse.kernel.printer import print_kernel
 from meshfuse.kernel.verify import verify_kernel
@@ -76,7 +76,7 @@ def run_kernel(
 
 
 def _check_layouts(
-    kernel: Kernel, buffers: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
+    kernel: Kernel, buffers: Mapping[BufferName, torch.Tensor], sizes: Mapping[str, int]
 ) -> None:
     """The strides that a kernel believes in are those of its tensors, where they matter."""
     for buffer in kernel.buffers:
