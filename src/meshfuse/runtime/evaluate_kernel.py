@@ -42,6 +42,7 @@ from meshfuse.kernel.nodes import (
     WelfordReduce,
     WelfordStep,
 )
+from meshfuse.runtime.torch_functions import TORCH_FUNCTIONS
 from meshfuse.runtime.torch_types import held_torch_dtype, round_to_dtype, to_torch_dtype
 
 IndexValue = int | torch.Tensor
@@ -297,7 +298,7 @@ def _(statement: Compute, frame: Frame) -> None:
     if len({lanes.dtype for lanes in alike}) != 1:
         types = ", ".join(str(lanes.dtype) for lanes in args)
         raise InvariantError(f"{statement.out} = {statement.function} of mixed types: {types}")
-    lanes = SCALAR_EVALUATORS[statement.function](*args)
+    lanes = TORCH_FUNCTIONS[statement.function](*args)
     frame.define(statement.out, lanes, statement.dtype)
 
 
@@ -408,37 +409,6 @@ def _carried(carry: Carry, operand: KernelOperand, frame: Frame) -> Value:
                 f"carry {carry.name} varies over {carry.tiles}, what it takes over {axis.name}"
             )
     return Value(frame.expand(value.lanes, carry.tiles), carry.dtype)
-
-
-def divide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """True division of floats. Integers truncate; x / 0 is 0 and lowest / -1 wraps to lowest."""
-    if x.is_floating_point():
-        return x / y
-    special = (y == 0) | (y == -1)
-    quotient = torch.div(x, torch.where(special, torch.ones_like(y), y), rounding_mode="trunc")
-    return torch.where(y == 0, torch.zeros_like(x), torch.where(y == -1, -x, quotient))
-
-
-def relu(x: torch.Tensor) -> torch.Tensor:
-    return x if x.dtype == torch.bool else torch.relu(x)
-
-
-SCALAR_EVALUATORS: dict[str, Callable[..., torch.Tensor]] = {
-    "neg": torch.neg,
-    "exp": torch.exp,
-    "rsqrt": torch.rsqrt,
-    "tanh": torch.tanh,
-    "erf": torch.erf,
-    "relu": relu,
-    "gelu": torch.nn.functional.gelu,
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": divide,
-    "lt": torch.lt,
-    "where": torch.where,
-}
-"""One torch function per row of SCALAR_FUNCTIONS."""
 
 
 @final

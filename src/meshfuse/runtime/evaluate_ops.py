@@ -40,6 +40,7 @@ from meshfuse.ir.ops import (
 )
 from meshfuse.ir.pointwise import SCALAR_FUNCTIONS, ResultRule
 from meshfuse.ir.program import Program
+from meshfuse.runtime.torch_functions import TORCH_FUNCTIONS
 from meshfuse.runtime.torch_types import held_torch_dtype, item_of, to_torch_dtype
 
 Value = torch.Tensor | Scalar
@@ -139,7 +140,7 @@ def _(expr: Pointwise, env: Environment) -> tuple[Value, ...]:
     args = [_convert(arg, compute, env) for arg in expr.args]
     if SCALAR_FUNCTIONS[expr.function].rule is ResultRule.select:
         args[0] = _convert(expr.args[0], DataType.Bool, env)
-    result = _POINTWISE[expr.function](*args).to(to_torch_dtype(out_dtype))
+    result = TORCH_FUNCTIONS[expr.function](*args).to(to_torch_dtype(out_dtype))
     return (result if expr.out in env.shapes else item_of(result),)
 
 
@@ -184,32 +185,6 @@ def _convert(arg: Operand, dtype: DataType, env: Environment) -> torch.Tensor:
             return value.to(target)
         own = torch.tensor(value, dtype=to_torch_dtype(env.dtypes[arg]))
     return own.to(target)
-
-
-def _divide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Integers truncate; by zero they give 0, as in a kernel, where torch would raise."""
-    if x.is_floating_point():
-        return x / y
-    by_zero = y == 0
-    quotient = torch.div(x, y.masked_fill(by_zero, 1), rounding_mode="trunc")
-    return quotient.masked_fill(by_zero, 0)
-
-
-_POINTWISE: dict[str, Callable[..., torch.Tensor]] = {
-    "neg": torch.neg,
-    "exp": torch.exp,
-    "rsqrt": torch.rsqrt,
-    "tanh": torch.tanh,
-    "erf": torch.erf,
-    "relu": torch.relu,
-    "gelu": functional.gelu,
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": _divide,
-    "lt": torch.lt,
-    "where": torch.where,
-}
 
 
 @evaluate.register

@@ -21,10 +21,10 @@ from meshfuse.kernel.nodes import (
 )
 from meshfuse.runtime.evaluate_kernel import (
     REDUCTION_EVALUATORS,
-    SCALAR_EVALUATORS,
     evaluate_kernel,
     run_statement,
 )
+from meshfuse.runtime.torch_functions import TORCH_FUNCTIONS
 
 INF = float("inf")
 NAN = float("nan")
@@ -49,7 +49,7 @@ def test_every_statement_and_function_has_a_meaning() -> None:
     assert [
         s for s in STATEMENTS if run_statement.dispatch(s) is run_statement.dispatch(object)
     ] == []
-    assert SCALAR_EVALUATORS.keys() == SCALAR_FUNCTIONS.keys()
+    assert TORCH_FUNCTIONS.keys() == SCALAR_FUNCTIONS.keys()
     assert REDUCTION_EVALUATORS.keys() == REDUCTION_FUNCTIONS.keys()
 
 

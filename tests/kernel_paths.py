@@ -1,0 +1,77 @@
+"""Three ways to run one definition: compiled kernels, the tile program's evaluator, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import torch
+
+from meshfuse import FusionDefinition
+from meshfuse.base.dtypes import Scalar
+from meshfuse.codegen.source import KernelSource
+from meshfuse.dist.communicator import Communicator
+from meshfuse.host.executors import HostIrExecutor
+from meshfuse.ir.parser import parse_program
+from meshfuse.kernel.nodes import Kernel
+from meshfuse.pipeline import compile
+from meshfuse.runtime.arguments import signature_of
+from meshfuse.runtime.compile import KernelCompiler
+from meshfuse.runtime.evaluate_kernel import evaluate_kernel
+
+Run = Callable[[FusionDefinition, Sequence[torch.Tensor]], list[torch.Tensor]]
+
+
+class EvaluatedKernel:
+    """Called like a CompiledKernel; runs the tile program grid point by grid point."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def __call__(
+        self,
+        buffers: Sequence[torch.Tensor],
+        scalars: Mapping[str, Scalar],
+        sizes: Mapping[str, int],
+    ) -> None:
+        named = {b.name: t for b, t in zip(self._kernel.buffers, buffers, strict=True)}
+        strides = {
+            str(stride): tensor.stride(axis)
+            for buffer, tensor in zip(self._kernel.buffers, buffers, strict=True)
+            for axis, stride in enumerate(buffer.strides)
+        }
+        evaluate_kernel(self._kernel, named, dict(scalars), {**strides, **sizes})
+
+
+class EvaluatingCompiler:
+    """Stands in for KernelCompiler."""
+
+    def compile_all(self, sources: Sequence[KernelSource]) -> None:
+        """Nothing to do."""
+
+    def compile_source(self, source: KernelSource) -> EvaluatedKernel:
+        return EvaluatedKernel(source.kernel)
+
+
+def run_compiled(fd: FusionDefinition, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return fd.execute(inputs)
+
+
+def run_evaluator(fd: FusionDefinition, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    compilation = compile(parse_program(repr(fd.fusion)), signature_of(inputs))
+    compiler = cast(KernelCompiler, EvaluatingCompiler())
+    executor = HostIrExecutor(compilation.host, compilation.sources, compiler, torch.device("cpu"))
+    return executor.run(inputs, Communicator({}))
+
+
+def run_op_by_op(fd: FusionDefinition, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    compilation = compile(parse_program(repr(fd.fusion)), signature_of(inputs), kernels=False)
+    executor = HostIrExecutor(compilation.host, compilation.sources, None, torch.device("cpu"))
+    return executor.run(inputs, Communicator({}))
+
+
+PATHS: dict[str, Run] = {
+    "compiled": run_compiled,
+    "evaluator": run_evaluator,
+    "op_by_op": run_op_by_op,
+}
