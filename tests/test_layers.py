@@ -39,10 +39,10 @@ INTERPRETATIONS: tuple[Interpretation, ...] = (
     Interpretation("meshfuse.facts.axis_map:axis_pairs"),
     # Communications are made when shardings are settled.
     Interpretation("meshfuse.passes.sharding_rules:sharding_rule", exempt=("Communication",)),
-    # Reductions are loops, not values (kernel/loops.py); the others are in no kernel.
+    # These are in no kernel.
     Interpretation(
-        "meshfuse.kernel.values:lower_value",
-        exempt=("Communication", "Linear", "MatMul", "Reduction", "Welford"),
+        "meshfuse.kernel.elements:operand_elements",
+        exempt=("Communication", "Linear", "MatMul"),
     ),
     Interpretation("meshfuse.runtime.evaluate_ops:evaluate"),
 )

@@ -17,19 +17,12 @@ from meshfuse.kernel.accumulators import (
     emit_step,
     identities,
 )
+from meshfuse.kernel.elements import Element, Index, operand_elements
 from meshfuse.kernel.frame import Frame, Position, is_never_empty, loop_symbol, position_in
 from meshfuse.kernel.index import bounds_within
 from meshfuse.kernel.nests import Nest
 from meshfuse.kernel.nodes import BufferName, Carry, For, KernelOperand, Store, ValueName
-from meshfuse.kernel.values import (
-    Element,
-    Emitter,
-    Index,
-    convert,
-    keep_reduced,
-    operand_element,
-    value_at,
-)
+from meshfuse.kernel.values import Emitter, convert, keep_reduced, value_at
 
 Path = tuple[Symbol, ...]
 """The variables of the open serial loops, outermost first."""
@@ -174,7 +167,7 @@ def _emit_store(emitter: LoopEmitter, nest: Nest, position: Position) -> None:
                 "Store it in a kernel of its own.",
             )
     index = _tensor_index(emitter.program, nest.tensor, position)
-    value = value_at(emitter.values, nest.tensor, Element(index, position.bounds))
+    value = value_at(emitter.values, Element(nest.tensor, index, position.bounds))
     stored = convert(emitter.values, value, emitter.program.tensor(nest.tensor).dtype)
     mask = (*position.bounds, *emitter.frame.first_program_only(nest))
     emitter.values.body.emit(Store(BufferName(nest.tensor), index, stored.operand, mask))
@@ -188,8 +181,8 @@ def _emit_element(
     position = position_in(emitter.frame, nest, path)
     definition = program.tensor(nest.tensor)
     index = tuple(position.indices[axis.name] for axis in definition.maybe_root)
-    element = operand_element(emitter.values, expr.src, Element(index, position.bounds))
-    value = value_at(emitter.values, expr.src, element)
+    (term,) = operand_elements(expr, program, Element(nest.tensor, index, position.bounds))
+    value = value_at(emitter.values, term)
     operand = convert(emitter.values, value, definition.dtype).operand
     mask = bounds_within(position.bounds, _reduced_symbols(emitter, nest, path))
     return emit_step(emitter.values.body, expr, running, operand, mask)

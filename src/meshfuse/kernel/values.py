@@ -11,36 +11,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import singledispatch
 from typing import final
 
 from meshfuse.base.dtypes import REDUCED_FLOATS, DataType, Scalar, compute_dtype, is_floating
 from meshfuse.base.errors import InvariantError, ScheduleError
-from meshfuse.expr import IntExpr, const
+from meshfuse.expr import IntExpr
 from meshfuse.facts.facts import Facts
-from meshfuse.ir.axes import AxisKind, ScalarName, TensorName
-from meshfuse.ir.infer import is_tensor, pointwise_dtypes
-from meshfuse.ir.ops import (
-    Broadcast,
-    Cast,
-    Expand,
-    Expr,
-    Literal,
-    Operand,
-    Permute,
-    Pointwise,
-    Reduction,
-    Set,
-    Squeeze,
-    Welford,
-)
+from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.ir.infer import as_tensor, pointwise_dtypes
+from meshfuse.ir.ops import Cast, Literal, Operand, Pointwise, Reduction, Welford
 from meshfuse.ir.pointwise import SCALAR_FUNCTIONS, ResultRule
 from meshfuse.ir.program import Program
 from meshfuse.kernel.blocks import BodyBuilder, Value
-from meshfuse.kernel.index import bounds_within, ragged_bounds, source_indices, symbol_names
-from meshfuse.kernel.nodes import BufferName, Compute, Convert, Load, Mask, Size, ValueName
-
-Index = tuple[IntExpr, ...]
+from meshfuse.kernel.elements import Element, Index, operand_elements, root_element
+from meshfuse.kernel.index import symbol_names
+from meshfuse.kernel.nodes import BufferName, Compute, Convert, Load, Size, ValueName
 
 
 @final
@@ -55,42 +40,36 @@ class Emitter:
     scalars: dict[ScalarName, None] = field(default_factory=dict[ScalarName, None])
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Element:
-    """One element of a tensor, by its index on each tensor axis, wanted where `bounds` hold."""
-
-    index: Index
-    bounds: Mask
-
-    def at(self, index: Index) -> Element:
-        return Element(index, self.bounds)
-
-    @property
-    def mask(self) -> Mask:
-        """The bounds that matter to this element."""
-        return bounds_within(self.bounds, symbol_names(self.index))
-
-
-def value_at(emitter: Emitter, tensor: TensorName, element: Element) -> Value:
+def value_at(emitter: Emitter, element: Element) -> Value:
     """The value of one element, from an open block or computed now.
 
-    Raises ScheduleError if it needs a reduction that has not ended where its loops can be seen from
-    here.
+    Works on a list of what is still to be computed, as chains of operations can be long. Raises
+    ScheduleError if it needs a reduction that has not ended where its loops can be seen from here.
     """
-    body = emitter.body
-    expr = emitter.facts.definitions.get(tensor)
+    pending = [element]
+    while True:
+        found = _find(emitter, pending[-1])
+        if found is not None:
+            pending.pop()
+            if not pending:
+                return found
+            continue
+        missing = _missing_operands(emitter, pending[-1])
+        if missing:
+            pending += missing
+        else:
+            _keep(emitter, pending[-1], _compute(emitter, pending[-1]))
+
+
+def _find(emitter: Emitter, element: Element) -> Value | None:
+    expr = emitter.facts.definitions.get(element.tensor)
     if isinstance(expr, Reduction | Welford):
-        return _reduced_value(emitter, tensor, element)
-    key = (tensor, element.index, element.mask)
-    found = body.find(key)
-    if found is not None:
-        return found
-    if expr is None:
-        return body.keep(key, _load(emitter, tensor, element))
-    return body.keep(
-        key, lower_value(expr, emitter, tensor, root_element(emitter, tensor, element))
-    )
+        return _reduced_value(emitter, element)
+    return emitter.body.find((element.tensor, element.index, element.mask))
+
+
+def _keep(emitter: Emitter, element: Element, value: Value) -> None:
+    emitter.body.keep((element.tensor, element.index, element.mask), value)
 
 
 def keep_reduced(emitter: Emitter, tensor: TensorName, index: Index, value: Value) -> None:
@@ -98,116 +77,70 @@ def keep_reduced(emitter: Emitter, tensor: TensorName, index: Index, value: Valu
     emitter.body.keep((tensor, index, ()), value)
 
 
-def _reduced_value(emitter: Emitter, tensor: TensorName, element: Element) -> Value:
-    found = emitter.body.find((tensor, element.index, ()))
+def _reduced_value(emitter: Emitter, element: Element) -> Value:
+    found = emitter.body.find((element.tensor, element.index, ()))
     if found is None:
+        index = ", ".join(map(str, element.index))
         raise ScheduleError(
             "value-and-loop",
-            tensor,
+            element.tensor,
             None,
-            f"its value at [{', '.join(map(str, element.index))}] is needed outside its own loops",
+            f"its value at [{index}] is needed outside its own loops",
             "Give the reduction and its consumers the same outer loops, or store it first.",
         )
     return found
 
 
-def root_element(emitter: Emitter, tensor: TensorName, element: Element) -> Element:
-    """The same element by the axes that the defining expression speaks of."""
-    definition = emitter.program.tensor(tensor)
-    if not definition.root:
-        return element
-    axes = {axis.name: axis for axis in (*definition.root, *definition.logical)}
-    leaves = {
-        axis.name: index for axis, index in zip(definition.tensor_axes, element.index, strict=True)
-    }
-    indices = source_indices(definition.root_steps, axes, leaves)
-    bounds = ragged_bounds(definition.root_steps, axes, indices)
-    root = tuple(indices[axis.name] for axis in definition.root if axis.kind.is_tensor_axis)
-    return Element(root, (*element.bounds, *bounds))
+def _operands(emitter: Emitter, element: Element) -> tuple[Element, ...]:
+    expr = emitter.facts.definitions.get(element.tensor)
+    if expr is None:
+        return ()
+    return operand_elements(expr, emitter.program, root_element(emitter.program, element))
 
 
-def _load(emitter: Emitter, tensor: TensorName, element: Element) -> Value:
-    body, out = emitter.body, emitter.body.fresh_value()
-    mask = element.mask
+def _missing_operands(emitter: Emitter, element: Element) -> list[Element]:
+    """The operands to compute first, the first one last."""
+    operands = _operands(emitter, element)
+    return [each for each in reversed(operands) if _find(emitter, each) is None]
+
+
+def _compute(emitter: Emitter, element: Element) -> Value:
+    """A value all of whose operands are there. Of a view it is the operand's."""
+    expr = emitter.facts.definitions.get(element.tensor)
+    if expr is None:
+        return _load(emitter, element)
+    operands = _operands(emitter, element)
+    found = {each.tensor: _find(emitter, each) for each in operands}
+    values = {tensor: value for tensor, value in found.items() if value is not None}
+    dtype = emitter.program.tensor(element.tensor).dtype
+    if isinstance(expr, Pointwise):
+        return _apply(expr, emitter, values, dtype)
+    (value,) = values.values()
+    return cast_value(emitter, value, dtype) if isinstance(expr, Cast) else value
+
+
+def _load(emitter: Emitter, element: Element) -> Value:
+    body, out, mask = emitter.body, emitter.body.fresh_value(), element.mask
     used = (*element.index, *(e for bound in mask for e in (bound.index, bound.limit)))
     depth = body.depth_of(symbol_names(used))
-    body.emit(Load(out, BufferName(tensor), element.index, mask), depth)
-    emitter.loaded[tensor] = None
-    return Value(out, emitter.program.tensor(tensor).dtype, depth)
-
-
-# Expressions.
-
-
-@singledispatch
-def lower_value(expr: Expr, emitter: Emitter, out: TensorName, element: Element) -> Value:
-    """The value of `out`, which `expr` defines, at an element by its root axes."""
-    raise ScheduleError(
-        "operation",
-        out,
-        None,
-        f"{type(expr).__name__} has no form inside a kernel",
-        "Give it a segment of its own.",
-    )
-
-
-@lower_value.register
-def _(expr: Pointwise, emitter: Emitter, out: TensorName, element: Element) -> Value:
-    return _apply(expr, emitter, element, emitter.program.tensor(out).dtype)
-
-
-@lower_value.register
-def _(expr: Cast, emitter: Emitter, out: TensorName, element: Element) -> Value:
-    value = value_at(emitter, expr.src, operand_element(emitter, expr.src, element))
-    return cast_value(emitter, value, emitter.program.tensor(out).dtype)
-
-
-@lower_value.register(Set)
-@lower_value.register(Expand)
-def _(expr: Set | Expand, emitter: Emitter, out: TensorName, element: Element) -> Value:
-    return value_at(emitter, expr.src, operand_element(emitter, expr.src, element))
-
-
-@lower_value.register
-def _(expr: Broadcast, emitter: Emitter, out: TensorName, element: Element) -> Value:
-    kept = zip(element.index, expr.inserted, strict=True)
-    index = tuple(position for position, inserted in kept if not inserted)
-    return value_at(emitter, expr.src, element.at(index))
-
-
-@lower_value.register
-def _(expr: Permute, emitter: Emitter, out: TensorName, element: Element) -> Value:
-    index = tuple(element.index[expr.dims.index(k)] for k in range(len(expr.dims)))
-    return value_at(emitter, expr.src, element.at(index))
-
-
-@lower_value.register
-def _(expr: Squeeze, emitter: Emitter, out: TensorName, element: Element) -> Value:
-    kept = iter(element.index)
-    rank = emitter.program.tensor(expr.src).ndim
-    index = tuple(const(0) if k in expr.dims else next(kept) for k in range(rank))
-    return value_at(emitter, expr.src, element.at(index))
-
-
-def operand_element(emitter: Emitter, operand: TensorName, element: Element) -> Element:
-    """The element of an operand of equal rank: index 0 on the axes that it has as broadcast."""
-    axes = emitter.program.tensor(operand).tensor_axes
-    index = tuple(
-        const(0) if axis.kind is AxisKind.broadcast else position
-        for axis, position in zip(axes, element.index, strict=True)
-    )
-    return element.at(index)
+    body.emit(Load(out, BufferName(element.tensor), element.index, mask), depth)
+    emitter.loaded[element.tensor] = None
+    return Value(out, emitter.program.tensor(element.tensor).dtype, depth)
 
 
 # Arithmetic.
 
 
-def _apply(expr: Pointwise, emitter: Emitter, element: Element, result: DataType) -> Value:
+def _apply(
+    expr: Pointwise, emitter: Emitter, tensors: Mapping[TensorName, Value], result: DataType
+) -> Value:
+    """`tensors` has the value of each tensor operand."""
     operands, _ = pointwise_dtypes(emitter.program, expr.function, expr.args)
     select = SCALAR_FUNCTIONS[expr.function].rule is ResultRule.select
     args: list[Value] = []
     for position, arg in enumerate(expr.args):
-        value = _operand_value(emitter, arg, element)
+        tensor = as_tensor(emitter.program, arg)
+        value = _scalar_operand(emitter, arg) if tensor is None else tensors[tensor]
         condition = select and position == 0
         args.append(convert(emitter, value, DataType.Bool if condition else operands))
     depth = max((arg.depth for arg in args), default=0)
@@ -218,15 +151,12 @@ def _apply(expr: Pointwise, emitter: Emitter, element: Element, result: DataType
     return Value(out, result, depth)
 
 
-def _operand_value(emitter: Emitter, operand: Operand, element: Element) -> Value:
+def _scalar_operand(emitter: Emitter, operand: Operand) -> Value:
     match operand:
         case Literal():
             return Value(operand, operand.dtype, 0)
         case IntExpr():
             return _size_value(emitter, operand)
-        case _ if is_tensor(emitter.program, operand):
-            tensor = TensorName(operand)
-            return value_at(emitter, tensor, operand_element(emitter, tensor, element))
         case _:
             return _scalar_value(emitter, ScalarName(operand))
 
@@ -253,7 +183,7 @@ def _scalar_value(emitter: Emitter, name: ScalarName) -> Value:
         return emitter.body.keep(key, Value(ValueName(name), dtype, 0))
     if not isinstance(expr, Pointwise):
         raise InvariantError(f"scalar {name} is defined by {expr}")
-    return emitter.body.keep(key, _apply(expr, emitter, Element((), ()), dtype))
+    return emitter.body.keep(key, _apply(expr, emitter, {}, dtype))
 
 
 def convert(emitter: Emitter, value: Value, dtype: DataType) -> Value:

@@ -264,3 +264,12 @@ def statements(body: Sequence[Statement]) -> Iterator[Statement]:
         yield statement
         if isinstance(statement, For):
             yield from statements(statement.body)
+
+
+def test_a_long_chain_of_operations() -> None:
+    r = Recorder()
+    y = r.input((-1,))
+    for _ in range(400):
+        y = r.pointwise("add", y, build.literal(1.0))
+    r.output(y)
+    check_by_value(finished(r), [torch.arange(5.0)])
