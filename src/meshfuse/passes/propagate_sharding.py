@@ -174,11 +174,23 @@ def _fits(
     if mesh_axis in _mesh_axes_on(program, out, AxisKind.reduction):
         return False
     scatters = mesh_axis in _mesh_axes_on(program, out, AxisKind.iteration, AxisKind.broadcast)
+    if scatters and not _is_innermost(program, out, mesh_axis):
+        return False  # Its terms would be strided over the mesh axes below.
     for source, digits in offers:
         here = any(digit.owner == mesh_axis for digit in digits)
         used = mesh_axis in _mesh_axes_on(program, source, AxisKind.iteration, AxisKind.broadcast)
         if not here and (used or scatters):
             return False
+    return True
+
+
+def _is_innermost(program: Program, tensor: TensorName, mesh_axis: ParallelType) -> bool:
+    """Whether no mesh axis cuts the blocks that `mesh_axis` makes of a tensor axis."""
+    digits = axis_digits(program, tensor)
+    for axis in program.tensor(tensor).tensor_axes:
+        owners = [digit.owner for digit in digits[axis.name] if digit.owner]
+        if mesh_axis in owners:
+            return owners[-1] == mesh_axis
     return True
 
 
@@ -226,8 +238,12 @@ def _mesh_axes_on(
 
 
 def _without(digits: Digits, mesh_axes: Sequence[ParallelType]) -> Digits:
-    """The digits with those of `mesh_axes` gathered."""
-    return tuple(Digit(d.extent) if d.owner in mesh_axes else d for d in digits)
+    """The digits with those of `mesh_axes` gathered, and mesh digits below them.
+
+    What is left is in blocks if `digits` are: without y, [2@y, 2@x, n/4] would become strided.
+    """
+    blocked = next((k for k, d in enumerate(digits) if d.owner in mesh_axes), len(digits))
+    return (*digits[:blocked], *(Digit(digit.extent) for digit in digits[blocked:]))
 
 
 def _first_mesh(program: Program) -> DeviceMesh | None:

@@ -187,6 +187,17 @@ def test_two_mesh_axes_on_one_axis_travel_in_order() -> None:
     assert text(propagated(recorder), y) == "[mesh_y{2} mesh_x{2} 2]"
 
 
+def test_below_a_mesh_axis_that_is_taken_nothing_travels() -> None:
+    """The rows of x are cut by y and then x; y is taken by the columns of the result."""
+    recorder = Recorder()
+    x, weight = recorder.input([8, 6]), recorder.input([4, 6])
+    z = recorder.add(build.linear, x, weight)
+    recorder.block(SQUARE, x, 0, Y)
+    recorder.block(SQUARE, x, 1, X)
+    recorder.block(SQUARE, weight, 0, Y)
+    assert text(propagated(recorder), z) == "[8, mesh_y{2} 2]"
+
+
 def test_a_mesh_axis_with_one_rank_is_still_bound() -> None:
     recorder = Recorder()
     x = recorder.input([-1])
