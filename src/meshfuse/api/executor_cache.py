@@ -48,7 +48,8 @@ Device = torch.device | str | int
 class FrozenProgram:
     """The program of a definition that runs, and what is asked of every call.
 
-    `meshes`: each mesh with the first tensor that lies on it. `shardings` are those of the inputs.
+    `shardings` are those of the inputs; `meshes` has each mesh with the first tensor that lies on
+    it; `options` are the environment's, when the program was fixed.
     """
 
     program: Program
@@ -56,6 +57,7 @@ class FrozenProgram:
     expected: tuple[Expected, ...]
     shardings: tuple[facts.Sharding | None, ...]
     meshes: dict[DeviceMesh, TensorName]
+    options: Options
 
 
 @final
@@ -120,8 +122,12 @@ class FusionExecutorCache:
     ) -> Bound:
         """Check one rank's inputs and find, or make, the program compiled for them."""
         frozen = self.frozen_program()
-        options = with_options(options_from_environment(os.environ), enable, disable)
-        flat = [self._take(frozen, k, value) for k, value in enumerate(flatten_inputs(inputs))]
+        options = frozen.options
+        if enable or disable:
+            options = with_options(options, enable, disable)
+        flat: list[Argument | complex] = []
+        for value in flatten_inputs(inputs):
+            flat.append(self._take(frozen, len(flat), value))
         wanted = read_device(device)
         if frozen.meshes and all(rank not in mesh.ids for mesh in frozen.meshes):
             arguments = [value for value in flat if not isinstance(value, complex)]
@@ -184,10 +190,11 @@ class FusionExecutorCache:
                     "multidevice.simulate"
                 )
 
-    def _take(self, frozen: FrozenProgram, position: int, value: object) -> Argument | complex:
+    def _take(
+        self, frozen: FrozenProgram, position: int, value: Argument | complex
+    ) -> Argument | complex:
         """One argument as kernels take it: DistributedTensors by their shards, none with grad."""
         if not isinstance(value, torch.Tensor):
-            assert isinstance(value, bool | int | float | complex)
             return value
         if isinstance(value, DistributedTensor):
             _check_sharding(frozen, position, value)
@@ -224,16 +231,25 @@ class FusionExecutorCache:
 def read_device(device: Device | None) -> torch.device | None:
     """The device that a call names. An int is the number of a GPU."""
     match device:
-        case None | torch.device():
-            return device
+        case None:
+            return None
+        case torch.device():
+            return _numbered(device)
         case int() if not isinstance(device, bool) and device >= 0:
             return torch.device("cuda", device)
         case str():
-            return _parse_device(device)
+            return _numbered(_parse_device(device))
         case _:
             raise UserTypeError(
                 f"execute(device={device!r}): takes a torch.device, its name, or a GPU's number"
             )
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """`cuda` is the current GPU."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
 
 
 def _parse_device(device: str) -> torch.device:
@@ -260,7 +276,8 @@ def _freeze(program: Program) -> FrozenProgram:
         for want in expected
     )
     key: str = _load_cache().fingerprint(program)
-    return FrozenProgram(program, key, expected, shardings, meshes)
+    options = options_from_environment(os.environ)
+    return FrozenProgram(program, key, expected, shardings, meshes, options)
 
 
 def _prepare_results(compiled: cache.CompiledProgram) -> Prepared:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from meshfuse.facts.sharding import describe, sharding_of
 from meshfuse.host.nodes import Communicate, HostProgram
 from meshfuse.host.printer import print_host_program
-from meshfuse.ir.printer import print_program
+from meshfuse.ir.axes import TensorName
+from meshfuse.ir.printer import print_expr, print_program
 from meshfuse.ir.program import Program
 from meshfuse.segment.segments import Segment
 
@@ -28,22 +31,43 @@ def explain_compilation(compilation: Compilation) -> str:
     notes = [str(note) for note in compilation.notes]
     return "\n".join(
         (
-            _section(
-                "program, with what the passes added",
-                [print_program(compilation.segmented.program)],
-            ),
+            _section("program, with what the passes added", _describe_program(compilation)),
             _section("communications", _describe_communications(compilation.host)),
             _section("notes", notes or ["none: nothing was gathered, copied or left undone"]),
             _section("segments", _describe_segments(compilation.segmented.segments)),
-            _section(
-                "host program, the same on every rank", [print_host_program(compilation.host)]
-            ),
+            _section("host program, the same on every rank", [_print_host(compilation.host)]),
         )
     )
 
 
 def _section(title: str, lines: Sequence[str]) -> str:
     return "\n".join([f"-- {title} --", *lines, ""])
+
+
+def _describe_program(compilation: Compilation) -> list[str]:
+    """Inputs and expressions, each with type and placement: `T1 = neg(T0)  | f32 [2, 3] on ...`."""
+    program = compilation.segmented.program
+    fusion = program.fusion
+    lines = [f"{name} is an input{_placement(program, [name])}" for name in fusion.inputs]
+    lines += [f"{print_expr(expr)}{_placement(program, expr.outs)}" for expr in fusion.exprs]
+    for output in fusion.outputs:
+        alias = "" if output.alias is None else f", written into {output.alias} and not returned"
+        lines.append(f"{output.tensor} is an output{alias}")
+    return lines
+
+
+def _placement(program: Program, names: Sequence[str]) -> str:
+    """Type and sharding of the first tensor among `names`; its siblings are alike."""
+    tensors = [TensorName(name) for name in names if name in program.fusion.tensors]
+    if not tensors:
+        return ""
+    dtype = program.tensor(tensors[0]).dtype.value
+    return f"  | {dtype} {describe(sharding_of(program, tensors[0]))}"
+
+
+def _print_host(host: HostProgram) -> str:
+    """The host program without its kernels' text."""
+    return print_host_program(replace(host, kernels={}))
 
 
 def communications(host: HostProgram) -> tuple[Communicate, ...]:

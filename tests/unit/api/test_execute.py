@@ -237,6 +237,19 @@ def test_wrong_device(device: object, error: type[Exception], message: str) -> N
         fd.execute([X], device=device)  # type: ignore[arg-type]  # the point of the test
 
 
+def test_options_of_one_call() -> None:
+    with FusionDefinition() as fd:
+        fd.add_output(fd.ops.neg(fd.from_pytorch(X)))
+    [y] = fd.execute([X], _enable_options=["host_ir_lowering"], _disable_options=["fma"])
+    assert torch.equal(y, -X)
+    with pytest.raises(RuntimeError, match="Unrecognized enable_option: speed"):
+        fd.execute([X], _enable_options=["speed"])
+    with pytest.raises(RuntimeError, match="Unrecognized disable_option: speed"):
+        fd.execute([X], _disable_options=["speed"])
+    with pytest.raises(TypeError, match="profile"):
+        fd.execute([X], profile=True)  # type: ignore[call-arg]  # refused, not ignored
+
+
 def test_threads_may_share_a_definition() -> None:
     with FusionDefinition() as fd:
         x = fd.define_tensor([-1, -1], contiguity=True)

@@ -197,6 +197,18 @@ def test_simulating_without_a_mesh_is_one_rank() -> None:
     assert type(y) is torch.Tensor
 
 
+def test_a_rank_outside_the_mesh_holds_nothing() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([4, 3], contiguity=True)
+        fd.add_output(fd.ops.neg(x))
+        block(DeviceMesh([2, 1]), x, 0)
+    data = torch.randn(4, 3)
+    outside, second, first = simulate(fd, [data])
+    assert outside[0].shape == (0, 0)
+    assert torch.equal(first[0], -data[:2])
+    assert torch.equal(second[0], -data[2:])
+
+
 def test_simulating_fewer_ranks_than_the_mesh_has() -> None:
     with FusionDefinition() as fd:
         x = fd.define_tensor([4], contiguity=True)
