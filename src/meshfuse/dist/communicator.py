@@ -144,7 +144,7 @@ class Communicator:
         """
         if collectives.moves_nothing(request):
             return Pending(collectives.perform_alone(request), None, self.timeout)
-        group = self.group(request.team, request.src.device.type, str(request))
+        group = self.group(request.team, request.src.device.type, request)
         return Pending(group.post(request), group, self.timeout)
 
     def run(self, request: CollectiveRequest, seconds: float | None = None) -> torch.Tensor:
@@ -164,7 +164,7 @@ class Communicator:
             seconds,
         )
 
-    def group(self, team: tuple[int, ...], device_type: str, purpose: str) -> Group:
+    def group(self, team: tuple[int, ...], device_type: str, purpose: object) -> Group:
         """The group of these ranks, in this order, for tensors of a device type; formed if it is
         new."""
         with self._lock:
@@ -229,7 +229,7 @@ class Communicator:
                 self._attachment = _attach(world, self._environ)
             return self._attachment
 
-    def _attach(self, purpose: str) -> _Attachment:
+    def _attach(self, purpose: object) -> _Attachment:
         attachment = self._find_attachment()
         if attachment is None:
             if self._launch is None:
@@ -254,7 +254,7 @@ def _attach(world: dist.ProcessGroup, environ: Mapping[str, str]) -> _Attachment
     return attachment
 
 
-def _join_launch(launch: Launch, seconds: float, purpose: str) -> None:
+def _join_launch(launch: Launch, seconds: float, purpose: object) -> None:
     """Set up torch's default process group from the launcher's environment.
 
     All ranks are called by name first: torch alone would wait deaf to Ctrl-C, and not say for whom.

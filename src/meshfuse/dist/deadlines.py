@@ -88,7 +88,7 @@ def wait(posting: Posting, board: Board, deadline: Deadline) -> None:
     posting.complete()
 
 
-def await_arrival(board: Board, deadline: Deadline, purpose: str) -> None:
+def await_arrival(board: Board, deadline: Deadline, purpose: object) -> None:
     """Block until every rank of the team has come here, which is to say on the board that it
     arrived.
 
@@ -179,9 +179,9 @@ class StreamWatch:
 
 
 def _await_completion(posting: Posting, work: dist.Work, board: Board, deadline: Deadline) -> None:
-    subject = str(posting.request)
     if _completes(work, min(POLL_SECONDS, deadline.remaining)):
         return
+    subject = str(posting.request)
     board.announce(Notice(Standing.waits, posting.sequence, subject))
     while not _completes(work, min(POLL_SECONDS, deadline.remaining)):
         _raise_for_peers(board, subject, lambda: _completes(work, LAST_DATA_SECONDS))

@@ -135,7 +135,7 @@ class Group:
 
 
 def form_group(
-    device_type: str, board: Board, store: dist.Store, seconds: float, purpose: str
+    device_type: str, board: Board, store: dist.Store, seconds: float, purpose: object
 ) -> Group:
     """Join the board's team; every rank of it must do so. `store` is the new group's own part of
     the store.
@@ -149,11 +149,11 @@ def form_group(
     except MeshfuseError:
         raise
     except RuntimeError as error:  # a peer that ended since it arrived
-        raise deadlines.explain(error, purpose, 0, board) from error
+        raise deadlines.explain(error, str(purpose), 0, board) from error
 
 
 def _make_backend(
-    device_type: str, board: Board, store: dist.Store, seconds: float, purpose: str
+    device_type: str, board: Board, store: dist.Store, seconds: float, purpose: object
 ) -> CollectiveBackend:
     limit = timedelta(seconds=seconds + BACKEND_MARGIN_SECONDS)
     position, size = board.team.index(board.rank), len(board.team)
