@@ -289,7 +289,8 @@ def _prepare_results(compiled: cache.CompiledProgram) -> Prepared:
         if output.alias is not None
     )
     shown = (output.tensor for output in fusion.outputs if output.alias is None)
-    return Prepared(compiled, tuple(facts.sharding_of(program, name) for name in shown), updates)
+    shardings = tuple(facts.written_sharding_of(program, name) for name in shown)
+    return Prepared(compiled, shardings, updates)
 
 
 def _check_sharding(frozen: FrozenProgram, position: int, value: DistributedTensor) -> None:
@@ -307,6 +308,10 @@ def _check_sharding(frozen: FrozenProgram, position: int, value: DistributedTens
 
 
 def _placement(sharding: facts.Sharding) -> object:
-    """What two shardings of the same tensor must share, its sizes aside."""
-    owners = tuple(tuple(digit.owner for digit in digits) for digits in sharding.axes)
+    """What two shardings of the same tensor must share: not its sizes, nor mesh axes of one rank."""
+    mesh = sharding.mesh
+    owners = tuple(
+        tuple(d.owner for d in digits if d.owner and mesh and mesh.axis_size(d.owner) > 1)
+        for digits in sharding.axes
+    )
     return sharding.mesh, owners, dict(sharding.partial)
