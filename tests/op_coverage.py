@@ -38,9 +38,11 @@ def concrete_classes(root: type) -> tuple[type, ...]:
 
     A descendant is concrete when it is not abstract and nothing derives from it. `@dataclass(slots=
     True)` makes a class anew and leaves the first one among the subclasses until it is collected:
-    those are passed over.
+    those are passed over. So are classes outside the package of `root`, which tests make up.
     """
-    found = {cls for cls in _descendants(root) if _stands_in_its_module(cls)}
+    package = root.__module__.partition(".")[0]
+    family = (c for c in _descendants(root) if c.__module__.partition(".")[0] == package)
+    found = {cls for cls in family if _stands_in_its_module(cls)}
     bases = {base for cls in found for base in cls.__mro__[1:]}
     concrete = (cls for cls in found if cls not in bases and not inspect.isabstract(cls))
     return tuple(sorted(concrete, key=lambda cls: cls.__qualname__))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from meshfuse.multidevice import shard_tensor
+
 from gloo_run import run_ranks
 from sharded_cases import CASES, check_outputs
-
-from meshfuse.multidevice import shard_tensor
 
 RANKS = 2
 

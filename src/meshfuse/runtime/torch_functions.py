@@ -20,6 +20,11 @@ def divide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.where(y == 0, torch.zeros_like(x), torch.where(y == -1, -x, quotient))
 
 
+def relu(x: torch.Tensor) -> torch.Tensor:
+    """torch refuses bool; a kernel takes it, and nothing there is below false."""
+    return x if x.dtype == torch.bool else torch.relu(x)
+
+
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """torch's, with gelu(inf) = inf: its vectorised float32 path alone gives NaN there."""
     return torch.where(x == torch.inf, x, functional.gelu(x))
@@ -31,7 +36,7 @@ TORCH_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "rsqrt": torch.rsqrt,
     "tanh": torch.tanh,
     "erf": torch.erf,
-    "relu": torch.relu,
+    "relu": relu,
     "gelu": gelu,
     "add": torch.add,
     "sub": torch.sub,
