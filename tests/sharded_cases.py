@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from meshfuse.multidevice import DeviceMesh, Sharding
 
 from meshfuse import DataType, FusionDefinition, ParallelType, TensorView
+from meshfuse.multidevice import DeviceMesh, Sharding
 
 MESH_X = ParallelType.mesh_x
 

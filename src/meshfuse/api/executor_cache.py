@@ -308,7 +308,7 @@ def _check_sharding(frozen: FrozenProgram, position: int, value: DistributedTens
 
 
 def _placement(sharding: facts.Sharding) -> object:
-    """What two shardings of the same tensor must share: not its sizes, nor mesh axes of one rank."""
+    """What two shardings of a tensor must share: not its sizes, nor mesh axes of one rank."""
     mesh = sharding.mesh
     owners = tuple(
         tuple(d.owner for d in digits if d.owner and mesh and mesh.axis_size(d.owner) > 1)
