@@ -13,7 +13,7 @@ from meshfuse.codegen.source import KernelSource
 from meshfuse.dist.communicator import Communicator
 from meshfuse.host.executors import HostIrExecutor
 from meshfuse.ir.parser import parse_program
-from meshfuse.kernel.nodes import Kernel
+from meshfuse.kernel.nodes import Kernel, ValueName
 from meshfuse.pipeline import compile
 from meshfuse.runtime.arguments import signature_of
 from meshfuse.runtime.compile import KernelCompiler
@@ -31,7 +31,7 @@ class EvaluatedKernel:
     def __call__(
         self,
         buffers: Sequence[torch.Tensor],
-        scalars: Mapping[str, Scalar],
+        scalars: Mapping[ValueName, Scalar],
         sizes: Mapping[str, int],
     ) -> None:
         named = {b.name: t for b, t in zip(self._kernel.buffers, buffers, strict=True)}

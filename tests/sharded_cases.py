@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from meshfuse import DataType, FusionDefinition, ParallelType, TensorView
+from meshfuse import DataType, DistributedTensor, FusionDefinition, ParallelType, TensorView
 from meshfuse.multidevice import DeviceMesh, Sharding
 
 MESH_X = ParallelType.mesh_x
@@ -336,6 +336,7 @@ def check_outputs(built: Built, d: int, rank: int, outputs: Sequence[torch.Tenso
     """Value, dtype, shape and sharding of every visible output of one rank."""
     assert len(outputs) == len(built.expected)
     for output, expected in zip(outputs, built.expected, strict=True):
+        assert isinstance(output, DistributedTensor)
         want = local_part(expected, d, rank)
         assert output.shape == want.shape
         assert output.dtype == want.dtype
