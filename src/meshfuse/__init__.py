@@ -3,8 +3,6 @@
 The names of nvFuser's Python package: `import meshfuse as nvfuser` is the whole migration.
 """
 
-from typing import TYPE_CHECKING
-
 from meshfuse import multidevice
 from meshfuse.api.definition import FusionDefinition
 from meshfuse.api.fusion_view import FusionView
@@ -12,7 +10,6 @@ from meshfuse.api.iter_domain import IterDomain, TensorDomain
 from meshfuse.api.mesh import DeviceMesh
 from meshfuse.api.ops import Operations
 from meshfuse.api.tensor_view import TensorView, Val
-from meshfuse.base import optional
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import (
     CommunicationError,
@@ -26,12 +23,10 @@ from meshfuse.base.errors import (
     UserValueError,
 )
 from meshfuse.base.orders import compute_tensor_descriptor
+from meshfuse.cache import FusionCache
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.schedule import MemoryType
-
-if TYPE_CHECKING:
-    from meshfuse.cache import FusionCache
 
 __version__ = "0.1.0"
 
@@ -66,13 +61,6 @@ __all__ = [
     "UserTypeError",
     "UserValueError",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """FusionCache comes with the compiler, which is imported when it is first needed."""
-    if name == "FusionCache":
-        return optional.load_compiler("meshfuse.cache").FusionCache
-    raise AttributeError(f"module 'meshfuse' has no attribute {name!r}")
 
 
 def version() -> str:

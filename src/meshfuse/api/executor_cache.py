@@ -6,8 +6,7 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import torch
 
@@ -16,9 +15,9 @@ from meshfuse.api.fusion_view import FusionView
 from meshfuse.api.recording import Recording
 from meshfuse.api.results import public_sharding, wrap_result
 from meshfuse.api.sharding import Sharding
-from meshfuse.base import optional
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.base.options import Options, options_from_environment, with_options
+from meshfuse.cache import CompiledProgram, FusionCache, fingerprint
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.facts import sharding as facts
@@ -36,9 +35,6 @@ from meshfuse.runtime.arguments import (
     flatten_inputs,
     signature_of,
 )
-
-if TYPE_CHECKING:
-    from meshfuse import cache
 
 Device = torch.device | str | int
 
@@ -65,7 +61,7 @@ class FrozenProgram:
 class Prepared:
     """A compiled program, and the shardings of what it returns."""
 
-    compiled: cache.CompiledProgram
+    compiled: CompiledProgram
     outputs: tuple[facts.Sharding, ...]
     updates: tuple[tuple[int, facts.Sharding], ...]
     """Inputs that are updated in place, by position, in the order of their outputs."""
@@ -222,7 +218,7 @@ class FusionExecutorCache:
         key = (signature, str(device), options)
         found = self._prepared.get(key)
         if found is None:
-            store: cache.FusionCache = _load_cache().FusionCache.instance()
+            store = FusionCache.instance()
             compiled = store.find(frozen.program, frozen.key, signature, device, options)
             found = self._prepared.setdefault(key, _prepare_results(compiled))
         return found
@@ -259,11 +255,6 @@ def _parse_device(device: str) -> torch.device:
         raise UserError(f"execute(device={device!r}): {str(error).splitlines()[0]}") from None
 
 
-def _load_cache() -> ModuleType:
-    """meshfuse.cache, and with it the compiler; imported when a program runs for the first time."""
-    return optional.load_compiler("meshfuse.cache")
-
-
 def _freeze(program: Program) -> FrozenProgram:
     meshes: dict[DeviceMesh, TensorName] = {}
     for tensor in program.fusion.tensors:
@@ -275,12 +266,12 @@ def _freeze(program: Program) -> FrozenProgram:
         facts.sharding_of(program, want.name) if isinstance(want, ExpectedTensor) else None
         for want in expected
     )
-    key: str = _load_cache().fingerprint(program)
+    key = fingerprint(program)
     options = options_from_environment(os.environ)
     return FrozenProgram(program, key, expected, shardings, meshes, options)
 
 
-def _prepare_results(compiled: cache.CompiledProgram) -> Prepared:
+def _prepare_results(compiled: CompiledProgram) -> Prepared:
     program = compiled.compilation.segmented.program
     fusion = program.fusion
     updates = tuple(

@@ -27,17 +27,6 @@ def load(name: str) -> ModuleType:
         raise Unsupported(f"module {name} cannot be imported ({error}); needs {remedy}") from error
 
 
-def load_compiler(name: str) -> ModuleType:
-    """Import one of our own modules when it is first needed.
-
-    The compiler takes longer to import than all that defining a program needs; a process that only
-    defines, reads or prints programs does without. `name` must lie below the caller's room.
-    """
-    if not name.startswith("meshfuse."):
-        raise KeyError(f"{name} is none of our own modules")
-    return importlib.import_module(name)
-
-
 def is_available(name: str) -> bool:
     """Whether `load` would succeed. Imports the module if so."""
     try:

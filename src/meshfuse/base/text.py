@@ -25,6 +25,7 @@ import typing
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Annotated, Any, Final, TypeAlias, TypeVar, cast, final
 
 from meshfuse.base.codecs import BASIC_CODECS, NAME_CODEC, Codec, enum_codec, raw_codec
@@ -76,20 +77,29 @@ class Grammar:
     """Printer and parser for a set of statement classes.
 
     `statements` may stand on a line; `codecs` say how further types print. Value dataclasses and
-    enums need no registration: their types are found in the fields. Raises TypeError for two
-    classes with one op name.
+    enums need no registration: their types are found in the fields. No two statements may have one
+    op name.
     """
 
     def __init__(
         self, statements: Sequence[type], codecs: Mapping[type, Codec] | None = None
     ) -> None:
         self._codecs: dict[Any, Codec] = {**BASIC_CODECS, **(codecs or {})}
-        self._by_op: dict[str, type] = {}
-        for cls in statements:
+        self._statements = tuple(statements)
+
+    @cached_property
+    def _by_op(self) -> dict[str, type]:
+        """The statement of each op name; found when first parsing, for reading all fields is slow.
+
+        Raises TypeError for two classes with one op name.
+        """
+        by_op: dict[str, type] = {}
+        for cls in self._statements:
             for name in _op_names(cls):
-                if name in self._by_op:
-                    raise TypeError(f"op {name} is {self._by_op[name].__name__} and {cls.__name__}")
-                self._by_op[name] = cls
+                if name in by_op:
+                    raise TypeError(f"op {name} is {by_op[name].__name__} and {cls.__name__}")
+                by_op[name] = cls
+        return by_op
 
     # Printing.
 

@@ -214,7 +214,7 @@ def test_two_statements_cannot_share_an_op() -> None:
         src: int
 
     with pytest.raises(TypeError, match="op neg is Apply and Neg"):
-        Grammar((Apply, Neg))
+        Grammar((Apply, Neg)).parse("neg(1)")
 
 
 def test_a_value_outside_its_union_is_an_error() -> None:
