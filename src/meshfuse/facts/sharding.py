@@ -206,13 +206,26 @@ def axis_sharded_on(sharding: Sharding, parallel_type: ParallelType) -> int:
 
 def describe(sharding: Sharding) -> str:
     """One line for messages: `[mesh_x{2} 3, 8] on DeviceMesh{0 1}, partial sum over mesh_y`."""
+    return (
+        f"{_describe_blocks(sharding)} on {sharding.mesh or 'no mesh'}{_describe_terms(sharding)}"
+    )
 
+
+def describe_axes(sharding: Sharding) -> str:
+    """`describe` where the mesh is known: `[mesh_x{2} 3, 8], partial sum over mesh_y`."""
+    return _describe_blocks(sharding) + _describe_terms(sharding)
+
+
+def _describe_blocks(sharding: Sharding) -> str:
     def digit_text(digit: Digit) -> str:
         return str(digit.extent) if digit.owner is None else f"{digit.owner}{{{digit.extent}}}"
 
     axes = ", ".join(" ".join(map(digit_text, digits)) for digits in sharding.axes)
-    waiting = "".join(f", partial {fn} over {owner}" for owner, fn in sharding.partial.items())
-    return f"[{axes}] on {sharding.mesh or 'no mesh'}{waiting}"
+    return f"[{axes}]"
+
+
+def _describe_terms(sharding: Sharding) -> str:
+    return "".join(f", partial {fn} over {owner}" for owner, fn in sharding.partial.items())
 
 
 def _spreads(owner: ParallelType, mesh: DeviceMesh | None) -> bool:
