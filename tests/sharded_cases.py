@@ -341,7 +341,7 @@ def check_outputs(built: Built, d: int, rank: int, outputs: Sequence[torch.Tenso
         assert output.shape == want.shape
         assert output.dtype == want.dtype
         torch.testing.assert_close(
-            output.local, want, rtol=expected.tolerance, atol=expected.tolerance
+            output.local.cpu(), want, rtol=expected.tolerance, atol=expected.tolerance
         )
         assert output.axis_sharded_on(MESH_X) == expected.axis
         assert output.mesh.size == d
