@@ -82,7 +82,7 @@ def test_shardings_belong_to_the_result() -> None:
     assert tuple(first.global_shape) == (4, 3)
 
 
-@pytest.mark.parametrize("d", [1, 2, 3, 4])
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
 def test_column_parallel_products_move_and_copy_nothing(d: int) -> None:
     """One torch call a rank: no communication, no kernel, no buffer but the product."""
     for case in (matmul_column_parallel, linear_column_parallel):

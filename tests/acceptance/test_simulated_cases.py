@@ -1,4 +1,4 @@
-"""Every sharded case in the simulator, for meshes of 1 to 4 ranks."""
+"""Every sharded case in the simulator, for meshes of 1 to 8 ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from meshfuse.multidevice import simulate
 from sharded_cases import CASES, check_outputs
 
 
-@pytest.mark.parametrize("d", [1, 2, 3, 4])
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("name", CASES)
 def test_case_by_value_and_by_collectives(name: str, d: int) -> None:
     built = CASES[name](d)

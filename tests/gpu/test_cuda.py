@@ -1,4 +1,4 @@
-"""CUDA tensors, before there are kernels for GPUs: segments run op by op, collectives through NCCL."""
+"""CUDA tensors before there are GPU kernels: segments run op by op, collectives through NCCL."""
 
 from __future__ import annotations
 
