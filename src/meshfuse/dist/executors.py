@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
-from meshfuse.base.errors import UserError
+from meshfuse.base.errors import InvariantError, UserError
+from meshfuse.base.trace import Activity, Extent, Trace, Work
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.communicator import Communicator
 from meshfuse.facts.refusal import Refusal
@@ -13,38 +15,38 @@ from meshfuse.ir.comm import AllGather, AllReduce, Communication, ReduceScatter
 from meshfuse.ir.program import Program
 from meshfuse.runtime.allocate import as_dense
 from meshfuse.runtime.evaluate_ops import Environment
-from meshfuse.runtime.executors import Executor
+from meshfuse.runtime.executors import ALONE_IDS, Executor, ExecutorIds, bytes_of
 
 
 @final
-class CommunicationExecutor(Executor):
-    """Runs one collective over the ranks of `team`, from a tensor into an existing one.
+@dataclass(frozen=True, slots=True)
+class BoundCollective:
+    """A collective over the ranks of `team`, from a tensor into an existing one.
 
     Both lie in memory in `order` (tensor axes, slowest first); the axis that is gathered or
     scattered is the slowest, so that each rank's block is one piece of memory.
     """
 
-    __slots__ = ("_cause", "_collective", "_function", "_number", "_order", "_out", "_src", "_team")
+    number: int
+    collective: str
+    team: tuple[int, ...]
+    src: TensorName
+    out: TensorName
+    order: tuple[int, ...]
+    function: str | None
+    cause: str
 
-    def __init__(
-        self,
-        number: int,
-        collective: str,
-        team: tuple[int, ...],
-        src: TensorName,
-        out: TensorName,
-        order: tuple[int, ...],
-        function: str | None,
-        cause: str,
-    ) -> None:
-        self._number = number
-        self._collective = collective
-        self._team = team
-        self._src = src
-        self._out = out
-        self._order = order
-        self._function = function
-        self._cause = cause
+
+@final
+class CommunicationExecutor(Executor):
+    """Runs one collective, into a buffer that exists."""
+
+    __slots__ = ("_collective", "_work")
+
+    def __init__(self, ids: ExecutorIds = ALONE_IDS) -> None:
+        self.ids = ids
+        self._collective: BoundCollective | None = None
+        self._work = Work("communication", "communication", ids.group)
 
     @staticmethod
     def supports(program: Program) -> Refusal | None:
@@ -68,24 +70,45 @@ class CommunicationExecutor(Executor):
             return Refusal("communication", f"runs one communication, not {len(exprs)}")
         return None
 
-    def compile(self) -> None:
-        """Nothing to do: groups are formed when first used."""
+    def compile(self, collective: BoundCollective, trace: Trace | None = None) -> None:
+        """Remember what to ask for: groups of ranks are formed when first used."""
+        name = f"{collective.collective} {collective.out}"
+        self._work = Work(name, "communication", self.ids.group)
+        if trace is None:
+            self._collective = collective
+            return
+        with trace.span(Activity.compile, self._work):
+            self._collective = collective
 
     def is_compiled(self) -> bool:
-        return True
+        return self._collective is not None
 
     def request(self, env: Environment) -> CollectiveRequest:
-        """The collective, ready to post. A source that lies otherwise in memory is copied."""
-        return CollectiveRequest(
-            self._number,
-            self._collective,
-            self._team,
-            as_dense(env.tensor(self._src), self._order),
-            env.tensor(self._out),
-            self._function,
-            self._cause,
+        """The collective, ready to post. A source that lies otherwise in memory is copied.
+
+        A traced run begins here; who waits ends it, by the collective's number.
+        """
+        bound = self._collective
+        if bound is None:
+            raise InvariantError("a communication runs before it is compiled")
+        out = env.tensor(bound.out)
+        request = CollectiveRequest(
+            bound.number,
+            bound.collective,
+            bound.team,
+            as_dense(env.tensor(bound.src), bound.order),
+            out,
+            bound.function,
+            bound.cause,
         )
+        if env.trace is not None:
+            extent = Extent(str(out.device), request.bytes, bytes_of(out))
+            env.trace.open(bound.number, self._work, extent)
+        return request
 
     def run(self, env: Environment) -> None:
         """Post, and wait. The host program keeps the two apart, and uses `request`."""
-        Communicator.instance().run(self.request(env))
+        request = self.request(env)
+        Communicator.instance().run(request)
+        if env.trace is not None:
+            env.trace.close(request.number)

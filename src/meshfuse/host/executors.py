@@ -7,7 +7,9 @@ from threading import Lock
 from typing import final
 
 import torch
+from torch.autograd import profiler
 
+from meshfuse.base.trace import Trace
 from meshfuse.codegen.source import KernelSource
 from meshfuse.dist.communicator import Communicator, Pending
 from meshfuse.host.load import load
@@ -15,17 +17,28 @@ from meshfuse.host.nodes import HostProgram, KernelName
 from meshfuse.host.run import AwaitWork, Event, Executable, Post, interpret
 from meshfuse.runtime.arguments import Argument
 from meshfuse.runtime.compile import KernelCompiler
+from meshfuse.runtime.executors import ALONE_IDS, ExecutorIds
 
 
 @final
 class HostIrExecutor:
     """Runs a host program, on any rank: in a process the one that its communicator says.
 
-    Made of the program, the text of its kernels and who compiles that (None: there are no kernels).
+    Made of the program, the text of its kernels and who compiles that (None: there are no kernels),
+    with who scheduled each kernel. `ids` has the program's; its executors' differ in the group.
     Safe to use from several threads.
     """
 
-    __slots__ = ("_compiler", "_device", "_executables", "_lock", "_sources", "program")
+    __slots__ = (
+        "_compiler",
+        "_device",
+        "_executables",
+        "_lock",
+        "_schedulers",
+        "_sources",
+        "ids",
+        "program",
+    )
 
     def __init__(
         self,
@@ -33,34 +46,52 @@ class HostIrExecutor:
         sources: Mapping[KernelName, KernelSource],
         compiler: KernelCompiler | None,
         device: torch.device,
+        schedulers: Mapping[KernelName, str] | None = None,
+        ids: ExecutorIds = ALONE_IDS,
     ) -> None:
         self.program = program
+        self.ids = ids
+        self._schedulers = schedulers
         self._sources = sources
         self._compiler = compiler
         self._device = device
         self._executables: dict[int, Executable] = {}
         self._lock = Lock()
 
-    def compile(self, rank: int) -> Executable:
+    def compile(self, rank: int, trace: Trace | None = None) -> Executable:
         """The program loaded for a rank: its kernels compiled, its nodes bound. Done once."""
         with self._lock:
             if rank not in self._executables:
                 self._executables[rank] = load(
-                    self.program, self._sources, self._compiler, rank, self._device
+                    self.program,
+                    self._sources,
+                    self._compiler,
+                    rank,
+                    self._device,
+                    self._schedulers,
+                    self.ids,
+                    trace,
                 )
             return self._executables[rank]
 
     def is_compiled(self, rank: int) -> bool:
         return rank in self._executables
 
-    def run(self, inputs: Sequence[Argument], communicator: Communicator) -> list[torch.Tensor]:
+    def run(
+        self, inputs: Sequence[Argument], communicator: Communicator, trace: Trace | None = None
+    ) -> list[torch.Tensor]:
         """The visible outputs for this rank's inputs, which fit what the program expects.
 
-        Raises what `interpret` does, and CommunicationError naming operation and missing rank.
+        `trace` gets a span for each executor. While torch's profiler is on, kernels and collectives
+        are ranges of it, under their names. Raises what `interpret` does, and CommunicationError
+        naming operation and missing rank.
         """
-        executable = self.compile(communicator.rank())
+        if profiler._is_profiler_enabled:
+            trace = trace or Trace()
+            trace.mark = profiler.record_function
+        executable = self.compile(communicator.rank(), trace)
         with torch.no_grad():
-            return _drive(interpret(executable, inputs), communicator)
+            return _drive(interpret(executable, inputs, trace), communicator)
 
 
 def _drive(

@@ -101,7 +101,7 @@ def _lower_segments(
     for segment in segmented.segments:
         if executor_class(segment.scheduler) is CommunicationExecutor:
             for expr in segment.program.fusion.exprs:
-                yield from _lower_communication(segmented.program, facts, expr, number)
+                yield from lower_communication(segmented.program, facts, expr, number)
                 number += not isinstance(expr, LocalSlice)
         elif segment.name in kernels:
             yield from _lower_kernel(kernels[segment.name])
@@ -122,7 +122,8 @@ def _lower_kernel(lowered: LoweredKernel) -> Iterator[Node]:
     )
 
 
-def _lower_communication(program: Program, facts: Facts, expr: Expr, number: int) -> Iterator[Node]:
+def lower_communication(program: Program, facts: Facts, expr: Expr, number: int) -> Iterator[Node]:
+    """The nodes of a communication, its buffer's among them; the wait is placed later."""
     if not isinstance(expr, Communication):
         raise InvariantError(f"{print_expr(expr)} stands in a communication segment")
     mesh = program.schedule(expr.src).mesh

@@ -15,6 +15,7 @@ import torch
 
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import Unsupported, UserError
+from meshfuse.base.trace import Trace
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.expr import IntExpr, evaluate, free_symbols
 from meshfuse.host.nodes import HostProgram
@@ -70,22 +71,38 @@ class Executable:
 
 
 def interpret(
-    executable: Executable, inputs: Sequence[Argument]
+    executable: Executable, inputs: Sequence[Argument], trace: Trace | None = None
 ) -> Generator[Event, None, list[torch.Tensor]]:
     """Run on this rank's inputs, which fit the program's, and return the visible outputs.
 
-    To be driven under no_grad. Raises UserError for sizes that disagree, Unsupported for a size
-    that the ranks of a mesh cannot share in equal blocks.
+    `trace` gets a span for each run of an executor. To be driven under no_grad. Raises UserError
+    for sizes that disagree, Unsupported for a size that the ranks of a mesh cannot share in equal
+    blocks.
     """
     program = executable.program
     if executable.is_outside:
         return _nothing(program)
-    env = bind_inputs(executable, inputs)
+    env = bind_inputs(executable, inputs, trace)
     for step in executable.steps:
         event = step.run(env)
-        if event is not None:
+        if event is None:
+            continue
+        if trace is None:
             yield event
+        else:
+            yield from _traced(event, trace)
     return [env.tensor(output.buffer) for output in program.outputs if output.alias is None]
+
+
+def _traced(event: Event, trace: Trace) -> Generator[Event, None, None]:
+    """The event, marked where a collective is posted; its run ends when the wait is over."""
+    match event:
+        case Post(request):
+            with trace.mark(trace.opened(request.number).name):
+                yield event
+        case AwaitWork(number):
+            yield event
+            trace.close(number)
 
 
 def _nothing(program: HostProgram) -> list[torch.Tensor]:
@@ -97,14 +114,16 @@ def _nothing(program: HostProgram) -> list[torch.Tensor]:
     ]
 
 
-def bind_inputs(executable: Executable, inputs: Sequence[Argument]) -> Environment:
+def bind_inputs(
+    executable: Executable, inputs: Sequence[Argument], trace: Trace | None = None
+) -> Environment:
     """Inputs by name, and the sizes they give; checks that these agree with one another."""
     program = executable.program
     values = dict(zip(program.inputs, inputs, strict=True))
     sizes: dict[str, int] = {
         name: value for name, value in values.items() if isinstance(value, int)
     }
-    env = Environment(executable.dtypes, executable.shapes, sizes, values)
+    env = Environment(executable.dtypes, executable.shapes, sizes, values, trace)
     for size in program.symbols:
         sizes[size.symbol] = env.tensor(size.tensor).shape[size.axis] * size.factor
     for demand in program.demands:

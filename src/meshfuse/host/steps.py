@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import final
 
 import torch
 
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.trace import Trace
 from meshfuse.codegen.source import KernelSource
-from meshfuse.dist.executors import CommunicationExecutor
+from meshfuse.dist.executors import BoundCollective, CommunicationExecutor
 from meshfuse.expr import IntExpr, evaluate
 from meshfuse.host.nodes import (
     Allocate,
@@ -31,20 +32,27 @@ from meshfuse.ir.ops import Set
 from meshfuse.runtime.allocate import allocate, as_dense
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.evaluate_ops import Environment
-from meshfuse.runtime.executors import ExprEvalExecutor, KernelExecutor
+from meshfuse.runtime.executors import ALONE_IDS, ExecutorIds, ExprEvalExecutor, KernelExecutor
 from meshfuse.runtime.torch_types import to_torch_dtype
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Where a program is loaded: the text of its kernels and who compiles it, rank and device."""
+    """Where a program is loaded: the text of its kernels and who compiles it, rank and device.
+
+    `schedulers` says who scheduled each kernel. `ids` are those of the executor of the node that is
+    bound; `trace` gets a span for each that is compiled.
+    """
 
     program: HostProgram
     sources: Mapping[KernelName, KernelSource]
     compiler: KernelCompiler | None
     rank: int
     device: torch.device
+    schedulers: Mapping[KernelName, str] = field(default_factory=dict[KernelName, str])
+    ids: ExecutorIds = ALONE_IDS
+    trace: Trace | None = None
 
 
 @singledispatch
@@ -102,44 +110,38 @@ class LaunchStep(Step):
 def _(node: Launch, binding: Binding) -> Step:
     if binding.compiler is None:
         raise InvariantError(f"{node.kernel} is launched, but there is no compiler")
-    executor = KernelExecutor(binding.sources[node.kernel], node.sizes, binding.compiler)
-    executor.compile()
+    scheduler = binding.schedulers.get(node.kernel, "none")
+    executor = KernelExecutor(binding.compiler, binding.ids, scheduler)
+    executor.compile(binding.sources[node.kernel], node.sizes, binding.trace)
     return LaunchStep(executor)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class EvaluateStep(Step):
-    """`layouts`: results that others read, with the memory order that they count on."""
+    """`layouts`: results that others read, with the memory order that they count on.
+
+    Results among `given` are written into tensors that exist.
+    """
 
     executor: ExprEvalExecutor
     layouts: tuple[tuple[TensorName, tuple[int, ...]], ...]
+    given: tuple[TensorName, ...] = ()
 
     def run(self, env: Environment) -> None:
-        self.executor.run(env)
+        self.executor.run_into(env, self.given)
         for name, order in self.layouts:
             env.values[name] = as_dense(env.tensor(name), order)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class UpdateStep(Step):
-    """Overwrite an input with another tensor."""
-
-    target: TensorName
-    source: TensorName
-
-    def run(self, env: Environment) -> None:
-        env.tensor(self.target).copy_(env.tensor(self.source))
-
-
 @bind_step.register
 def _(node: Evaluate, binding: Binding) -> Step:
+    executor = ExprEvalExecutor(binding.ids)
+    executor.compile(node.body, binding.trace)
     if node.into is not None:
-        update = node.body[-1]
-        if len(node.body) != 1 or not isinstance(update, Set):
+        if len(node.body) != 1 or not isinstance(node.body[0], Set):
             raise InvariantError(f"update of {node.into}: one `set` is wanted, not {node.body}")
-        return UpdateStep(node.into, update.src)
+        return EvaluateStep(executor, (), (node.into,))
     program = binding.program
     outside = {output.buffer for output in program.outputs}
     for other in program.body:
@@ -147,7 +149,7 @@ def _(node: Evaluate, binding: Binding) -> Step:
             outside.update(TensorName(name) for name in names_needed(other))
     made = (TensorName(name) for expr in node.body for name in expr.outs)
     layouts = tuple((name, program.buffers[name].memory_order) for name in made if name in outside)
-    return EvaluateStep(ExprEvalExecutor(node.body), layouts)
+    return EvaluateStep(executor, layouts)
 
 
 @final
@@ -161,17 +163,23 @@ class PostStep(Step):
 
 @bind_step.register
 def _(node: Communicate, binding: Binding) -> Step:
-    return PostStep(
-        CommunicationExecutor(
-            number=node.number,
-            collective=node.collective.value,
-            team=node.mesh.team(binding.rank, node.mesh_axis),
-            src=node.src,
-            out=node.out,
-            order=binding.program.buffers[node.src].memory_order,
-            function=node.function,
-            cause=node.cause,
-        )
+    executor = CommunicationExecutor(binding.ids)
+    order = binding.program.buffers[node.src].memory_order
+    executor.compile(bind_collective(node, order, binding.rank), binding.trace)
+    return PostStep(executor)
+
+
+def bind_collective(node: Communicate, order: tuple[int, ...], rank: int) -> BoundCollective:
+    """What `rank` asks for; `order` is the memory order of the source."""
+    return BoundCollective(
+        number=node.number,
+        collective=node.collective.value,
+        team=node.mesh.team(rank, node.mesh_axis),
+        src=node.src,
+        out=node.out,
+        order=order,
+        function=node.function,
+        cause=node.cause,
     )
 
 

@@ -11,11 +11,13 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import blake2b
+from itertools import repeat
 from pathlib import Path
 from threading import Lock
 from typing import final
 
 from meshfuse.base.errors import InvariantError, Unsupported
+from meshfuse.base.trace import Activity, Trace, Work
 from meshfuse.codegen.source import KernelSource
 from meshfuse.runtime.launch import CompiledKernel
 
@@ -78,8 +80,11 @@ class KernelCompiler:
         self._libraries: dict[str, Future[ctypes.CDLL]] = {}
         weakref.finalize(self, _remove_directory, self._directory, os.getpid())
 
-    def compile_source(self, source: KernelSource) -> CompiledKernel:
-        """The kernel, ready to call. Raises CompilationFailed with the compiler's first errors."""
+    def compile_source(self, source: KernelSource, trace: Trace | None = None) -> CompiledKernel:
+        """The kernel, ready to call; building it is a span of `trace`.
+
+        Raises CompilationFailed with the compiler's first errors.
+        """
         digest = blake2b(source.text.encode(), digest_size=16).hexdigest()
         with self._lock:
             promised = self._libraries.get(digest)
@@ -89,7 +94,7 @@ class KernelCompiler:
         if promised is not None:
             return CompiledKernel(source, promised.result())
         try:
-            mine.set_result(self._build(source, digest))
+            mine.set_result(self._build_traced(source, digest, trace))
         except BaseException as error:
             mine.set_exception(error)  # for those who wait; later calls try again
             with self._lock:
@@ -97,13 +102,21 @@ class KernelCompiler:
             raise
         return CompiledKernel(source, mine.result())
 
-    def compile_all(self, sources: Sequence[KernelSource]) -> tuple[CompiledKernel, ...]:
+    def compile_all(
+        self, sources: Sequence[KernelSource], trace: Trace | None = None
+    ) -> tuple[CompiledKernel, ...]:
         """Compile several kernels, as many at once as this process may use cores."""
         if len(sources) < 2:
-            return tuple(self.compile_source(source) for source in sources)
+            return tuple(self.compile_source(source, trace) for source in sources)
         workers = min(len(sources), len(os.sched_getaffinity(0)))
         with ThreadPoolExecutor(workers, thread_name_prefix="meshfuse-compile") as pool:
-            return tuple(pool.map(self.compile_source, sources))
+            return tuple(pool.map(self.compile_source, sources, repeat(trace)))
+
+    def _build_traced(self, source: KernelSource, digest: str, trace: Trace | None) -> ctypes.CDLL:
+        if trace is None:
+            return self._build(source, digest)
+        with trace.span(Activity.compile, Work(source.kernel.name, "none", 0)):
+            return self._build(source, digest)
 
     def _build(self, source: KernelSource, digest: str) -> ctypes.CDLL:
         text = self._directory / f"{digest}.cpp"

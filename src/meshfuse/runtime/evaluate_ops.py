@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from meshfuse.base.dtypes import DataType, Scalar, compute_dtype, promote
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.trace import Trace
 from meshfuse.expr import IntExpr, Symbol
 from meshfuse.expr import evaluate as evaluate_int
 from meshfuse.ir.axes import ScalarName, TensorName
@@ -53,13 +54,14 @@ class Environment:
 
     `dtypes` has the type of every tensor and scalar, `shapes` the sizes of every tensor on this
     rank, in the program's symbols. `values` grows as expressions run, and so do `sizes`, the values
-    of the symbols, integer scalars among them.
+    of the symbols, integer scalars among them. With a `trace`, executors record what they do.
     """
 
     dtypes: Mapping[TensorName | ScalarName, DataType]
     shapes: Mapping[TensorName, tuple[IntExpr, ...]]
     sizes: dict[str, int]
     values: dict[TensorName | ScalarName, Value]
+    trace: Trace | None = None
 
     def tensor(self, name: TensorName) -> torch.Tensor:
         value = self.values[name]

@@ -7,36 +7,60 @@ whole programs in host/.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import final
 
+import torch
+
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.trace import Activity, Trace, Work
 from meshfuse.codegen.source import KernelSource
 from meshfuse.expr import IntExpr, evaluate
 from meshfuse.facts.refusal import Refusal
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.comm import Communication
-from meshfuse.ir.ops import Expr, Linear, MatMul
+from meshfuse.ir.ops import Expr, Linear, MatMul, Pointwise, Reduction
 from meshfuse.ir.program import Program
-from meshfuse.kernel.nodes import IndexName
+from meshfuse.kernel.nodes import IndexName, ValueName
 from meshfuse.runtime.compile import KernelCompiler
+from meshfuse.runtime.evaluate_into import evaluate_into
 from meshfuse.runtime.evaluate_ops import Environment, run_expressions
 from meshfuse.runtime.launch import CompiledKernel
 
 
-class Executor(ABC):
-    """Abstract: what runs a segment. Made of its description, compiled once, run often."""
+@final
+@dataclass(frozen=True, slots=True)
+class ExecutorIds:
+    """Which part of what an executor runs, each counted from 0.
 
-    __slots__ = ()
+    `fusion` is the definition, `concretisation` its form for one set of sizes, `runtime` what was
+    compiled for one signature, `group` the segment, in the order of running.
+    """
+
+    fusion: int = 0
+    concretisation: int = 0
+    runtime: int = 0
+    group: int = 0
+
+
+ALONE_IDS = ExecutorIds()
+"""Of what is no part of a larger program."""
+
+
+class Executor(ABC):
+    """Abstract: what runs a segment. Made with its ids, compiled once, run often.
+
+    What `compile` takes differs from kind to kind; host/dispatch.py has one function for all.
+    """
+
+    __slots__ = ("ids",)
+    ids: ExecutorIds
 
     @staticmethod
     @abstractmethod
     def supports(program: Program) -> Refusal | None:
         """Why segments like `program` are not for this executor; None if they are."""
-
-    @abstractmethod
-    def compile(self) -> None:
-        """Do what is to be done once. A second call does nothing."""
 
     @abstractmethod
     def is_compiled(self) -> bool:
@@ -49,38 +73,76 @@ class Executor(ABC):
 
 @final
 class KernelExecutor(Executor):
-    """Runs one C++ kernel over existing buffers. `sizes`: its extents in the program's symbols."""
+    """Runs one C++ kernel over existing buffers, its outputs' among them."""
 
-    __slots__ = ("_buffers", "_compiler", "_kernel", "_scalars", "_sizes", "_source")
+    __slots__ = ("_buffers", "_compiler", "_kernel", "_scalars", "_scheduler", "_sizes", "_work")
 
     def __init__(
         self,
-        source: KernelSource,
-        sizes: Mapping[IndexName, IntExpr],
         compiler: KernelCompiler,
+        ids: ExecutorIds = ALONE_IDS,
+        scheduler: str = "none",
     ) -> None:
-        self._source = source
-        self._sizes = dict(sizes)
+        """`scheduler` is who scheduled the kernel, for profiles."""
+        self.ids = ids
         self._compiler = compiler
+        self._scheduler = scheduler
         self._kernel: CompiledKernel | None = None
-        self._buffers = [TensorName(buffer.name) for buffer in source.kernel.buffers]
-        self._scalars = [(p.name, ScalarName(p.name)) for p in source.kernel.scalars]
+        self._sizes: dict[IndexName, IntExpr] = {}
+        self._buffers: list[TensorName] = []
+        self._scalars: list[tuple[ValueName, ScalarName]] = []
+        self._work = Work("kernel", scheduler, ids.group)
 
     @staticmethod
     def supports(program: Program) -> Refusal | None:
+        """No contraction and no communication; it makes all outputs, none is passed on."""
+        for output in program.fusion.outputs:
+            if output.tensor in program.fusion.inputs:
+                return Refusal("kernel", "an input is passed on as it is", output.tensor)
         return _refuse(program, "kernel", (Communication, Linear, MatMul))
 
-    def compile(self) -> None:
-        if self._kernel is None:
-            self._kernel = self._compiler.compile_source(self._source)
+    def compile(
+        self,
+        source: KernelSource,
+        sizes: Mapping[IndexName, IntExpr],
+        trace: Trace | None = None,
+    ) -> None:
+        """Compile the kernel's text. `sizes`: its extents in the program's symbols.
+
+        A second call does nothing. Raises CompilationFailed.
+        """
+        if self._kernel is not None:
+            return
+        kernel = source.kernel
+        self._sizes = dict(sizes)
+        self._buffers = [TensorName(buffer.name) for buffer in kernel.buffers]
+        self._scalars = [(p.name, ScalarName(p.name)) for p in kernel.scalars]
+        self._work = Work(kernel.name, self._scheduler, self.ids.group)
+        if trace is None:
+            self._kernel = self._compiler.compile_source(source)
+            return
+        with trace.span(Activity.compile, self._work):
+            self._kernel = self._compiler.compile_source(source)
 
     def is_compiled(self) -> bool:
         return self._kernel is not None
 
     def run(self, env: Environment) -> None:
         if self._kernel is None:
-            raise InvariantError(f"kernel {self._source.entry} runs before it is compiled")
-        self._kernel(
+            raise InvariantError(f"{self._work.name} runs before it is compiled")
+        if env.trace is None:
+            self._launch(self._kernel, env)
+            return
+        with env.trace.span(Activity.run, self._work) as extent:
+            self._launch(self._kernel, env)
+            buffers = self._kernel.source.kernel.buffers
+            sizes = [bytes_of(env.tensor(name)) for name in self._buffers]
+            extent.output_bytes = sum(n for n, b in zip(sizes, buffers, strict=True) if b.written)
+            extent.input_bytes = sum(sizes) - extent.output_bytes
+            extent.device = _device_of(env, self._buffers)
+
+    def _launch(self, kernel: CompiledKernel, env: Environment) -> None:
+        kernel(
             [env.tensor(name) for name in self._buffers],
             {parameter: env.scalar(name) for parameter, name in self._scalars},
             {name: evaluate(size, env.sizes) for name, size in self._sizes.items()},
@@ -91,23 +153,88 @@ class KernelExecutor(Executor):
 class ExprEvalExecutor(Executor):
     """Runs expressions one by one through torch."""
 
-    __slots__ = ("_exprs",)
+    __slots__ = ("_exprs", "_work")
 
-    def __init__(self, exprs: Sequence[Expr]) -> None:
-        self._exprs = tuple(exprs)
+    def __init__(self, ids: ExecutorIds = ALONE_IDS) -> None:
+        self.ids = ids
+        self._exprs: tuple[Expr, ...] | None = None
+        self._work = Work("expr_eval", "expr_eval", ids.group)
 
     @staticmethod
     def supports(program: Program) -> Refusal | None:
         return _refuse(program, "expr_eval", (Communication,))
 
-    def compile(self) -> None:
-        """Nothing to do."""
+    def compile(self, exprs: Sequence[Expr], trace: Trace | None = None) -> None:
+        """Remember the expressions."""
+        if trace is not None:
+            with trace.span(Activity.compile, Work(_title(exprs), "expr_eval", self.ids.group)):
+                return self.compile(exprs)
+        self._exprs = tuple(exprs)
+        self._work = Work(_title(exprs), "expr_eval", self.ids.group)
 
     def is_compiled(self) -> bool:
-        return True
+        return self._exprs is not None
 
     def run(self, env: Environment) -> None:
-        run_expressions(self._exprs, env)
+        self.run_into(env, ())
+
+    def run_into(self, env: Environment, given: Collection[TensorName]) -> None:
+        """As `run`, but outputs among `given` exist in `env` and are written to.
+
+        Raises UserError naming the first operation among them that always makes a new tensor.
+        """
+        exprs = self._exprs
+        if exprs is None:
+            raise InvariantError("expressions run before they are compiled")
+        if env.trace is None:
+            _run(exprs, env, given)
+            return
+        with env.trace.span(Activity.run, self._work) as extent:
+            _run(exprs, env, given)
+            made = dict.fromkeys(name for expr in exprs for name in expr.outs)
+            read = dict.fromkeys(
+                name for expr in exprs for name in expr.ins if isinstance(name, str)
+            )
+            extent.input_bytes = _bytes_of_all(env, (name for name in read if name not in made))
+            extent.output_bytes = _bytes_of_all(env, made)
+            extent.device = _device_of(env, (*made, *read))
+
+
+def _run(exprs: Sequence[Expr], env: Environment, given: Collection[TensorName]) -> None:
+    if not given:
+        run_expressions(exprs, env)
+        return
+    for expr in exprs:
+        if any(name in given for name in expr.outs):
+            evaluate_into(expr, env, env.tensor(TensorName(expr.outs[0])))
+        else:
+            run_expressions((expr,), env)
+
+
+def _title(exprs: Sequence[Expr]) -> str:
+    """`linear T3`, `add T2 and 4 more`."""
+    if not exprs:
+        return "nothing"
+    first = exprs[0]
+    named = first.function if isinstance(first, Pointwise | Reduction) else type(first).__name__
+    others = f" and {len(exprs) - 1} more" if len(exprs) > 1 else ""
+    return f"{named.lower()} {first.outs[0]}{others}"
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Elements times their size, wherever they lie."""
+    return tensor.numel() * tensor.element_size()
+
+
+def _bytes_of_all(env: Environment, names: Iterable[str]) -> int:
+    values = (env.values.get(TensorName(name)) for name in names)
+    return sum(bytes_of(value) for value in values if isinstance(value, torch.Tensor))
+
+
+def _device_of(env: Environment, names: Iterable[str]) -> str:
+    """The device of the first tensor among `names`; "cpu" without one."""
+    values = (env.values.get(TensorName(name)) for name in names)
+    return next((str(value.device) for value in values if isinstance(value, torch.Tensor)), "cpu")
 
 
 def _refuse(program: Program, executor: str, classes: tuple[type[Expr], ...]) -> Refusal | None:

@@ -18,7 +18,7 @@ from meshfuse.pipeline import compile
 from meshfuse.runtime.arguments import signature_of
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.evaluate_ops import Environment
-from meshfuse.runtime.executors import ExprEvalExecutor, KernelExecutor
+from meshfuse.runtime.executors import ExecutorIds, ExprEvalExecutor, KernelExecutor
 from small_programs import norm_linear, softplus_rows, tensor_input
 
 X, Y = TensorName("T0"), TensorName("T2")
@@ -43,21 +43,25 @@ def environment(x: torch.Tensor) -> Environment:
 
 
 def test_a_kernel_is_compiled_once_and_then_run() -> None:
-    executor = KernelExecutor(doubled_source(), {IndexName("i0"): symbol("i0")}, KernelCompiler())
+    source, sizes = doubled_source(), {IndexName("i0"): symbol("i0")}
+    executor = KernelExecutor(KernelCompiler(), ExecutorIds(group=2), "pointwise")
     env = environment(torch.arange(5.0))
     assert not executor.is_compiled()
     with pytest.raises(InvariantError, match="before it is compiled"):
         executor.run(env)
-    executor.compile()
-    executor.compile()
+    executor.compile(source, sizes)
+    executor.compile(source, sizes)
     assert executor.is_compiled()
     executor.run(env)
     assert torch.equal(env.tensor(Y), 2 * torch.arange(5.0))
 
 
-def test_expressions_need_no_compiling() -> None:
-    executor = ExprEvalExecutor([Pointwise(Y, "add", (X, X))])
-    executor.compile()
+def test_expressions_are_compiled_by_remembering_them() -> None:
+    executor = ExprEvalExecutor()
+    assert not executor.is_compiled()
+    with pytest.raises(InvariantError, match="before they are compiled"):
+        executor.run(environment(torch.zeros(1)))
+    executor.compile([Pointwise(Y, "add", (X, X))])
     assert executor.is_compiled()
     env = environment(torch.arange(5.0))
     executor.run(env)
