@@ -13,12 +13,13 @@ denominator smaller; a node is built only when none applies, so building it agai
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
 from typing import final
 
 from meshfuse.expr import intervals
 from meshfuse.expr.bounds import excludes_zero, is_nonnegative, is_positive, known_less
-from meshfuse.expr.nodes import Add, Const, FloorDiv, IntExpr, Mod, Mul
+from meshfuse.expr.nodes import MEMO_SIZE, Add, Const, FloorDiv, IntExpr, Mod, Mul
 from meshfuse.expr.polynomial import (
     Terms,
     accumulate,
@@ -47,6 +48,7 @@ class _Reduction:
     offset: IntExpr
 
 
+@lru_cache(MEMO_SIZE)
 def divide_floor(a: IntExpr, b: IntExpr) -> IntExpr:
     """a // b of settled operands."""
     if isinstance(b, Const):
@@ -65,6 +67,7 @@ def divide_floor(a: IntExpr, b: IntExpr) -> IntExpr:
     return settle(FloorDiv(a, b)) if merged is None else merged
 
 
+@lru_cache(MEMO_SIZE)
 def divide_modulo(a: IntExpr, b: IntExpr) -> IntExpr:
     """a % b of settled operands."""
     if isinstance(b, Const):

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from itertools import groupby
 from math import gcd
 from threading import Lock
-from typing import Any, ClassVar, TypeVar, cast, final
+from typing import Any, ClassVar, Final, TypeVar, cast, final
 from weakref import WeakValueDictionary
 
 from meshfuse.expr import intervals
@@ -366,6 +366,13 @@ _LOCK = Lock()
 _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
 _DIGITS = re.compile(r"\d+")
 _LONGEST_ORDER_TEXT = 512
+
+MEMO_SIZE: Final = 8192
+"""Results that each simplifying constructor remembers, most recently used.
+
+A rewrite of a division takes tens of microseconds, and compiling asks for the same few expressions
+over and over: kernels alike, a program verified after every pass. Bounded, for the reason above.
+"""
 
 _Node = TypeVar("_Node", bound=IntExpr)
 _set = object.__setattr__

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from meshfuse.expr.bounds import known_less_equal
 from meshfuse.expr.division import divide_floor, divide_modulo
-from meshfuse.expr.nodes import Const, IntExpr, IntLike, Max, Min, Symbol
+from meshfuse.expr.nodes import MEMO_SIZE, Const, IntExpr, IntLike, Max, Min, Symbol
 from meshfuse.expr.polynomial import Terms, accumulate, assemble, linear, product, settle
 from meshfuse.expr.recombination import recombine
 
@@ -43,6 +44,7 @@ def const_value(e: IntLike) -> int | None:
     return e
 
 
+@lru_cache(MEMO_SIZE)
 def add(*xs: IntLike) -> IntExpr:
     """The sum, 0 of nothing. Equal terms merge; matching divisions and remainders recombine."""
     terms: Terms = {}
@@ -57,6 +59,7 @@ def add(*xs: IntLike) -> IntExpr:
     return _normalize(terms, constant)
 
 
+@lru_cache(MEMO_SIZE)
 def mul(*xs: IntLike) -> IntExpr:
     """The product, 1 of nothing, multiplied out into a sum of products of atoms."""
     return _normalize(*product(map(as_expr, xs)))

@@ -7,6 +7,7 @@ import gc
 import pickle
 import subprocess
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -89,10 +90,12 @@ def test_threads_intern_one_node() -> None:
 
 def test_unused_nodes_are_collected() -> None:
     kept = [symbol("transient") + i for i in range(100)]
-    before = len(nodes._TABLE)
+    alive = [weakref.ref(node) for node in kept]
     del kept
+    for i in range(nodes.MEMO_SIZE):  # after which the first sums are remembered no longer
+        symbol("other") + i
     gc.collect()
-    assert len(nodes._TABLE) <= before - 100
+    assert not any(node() for node in alive)
 
 
 def test_nodes_are_immutable_and_have_no_truth_value() -> None:
