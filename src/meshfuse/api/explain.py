@@ -40,10 +40,7 @@ def explain_compilation(compilation: Compilation) -> str:
             _section("communications", _describe_communications(program, host, reasons)),
             _section("notes", notes or ["none: nothing was copied or left undone"]),
             _section("segments", _describe_segments(compilation.segmented.segments, host)),
-            _section(
-                "host program, the same on every rank; buffers have the sizes of one rank",
-                [print_host_program(replace(host, kernels={}))],
-            ),
+            _section(_host_title(host), [print_host_program(replace(host, kernels={}))]),
         )
     )
 
@@ -51,6 +48,12 @@ def explain_compilation(compilation: Compilation) -> str:
 def communications(host: HostProgram) -> tuple[Communicate, ...]:
     """The collectives of a host program, in the order in which they are posted."""
     return tuple(node for node in host.body if isinstance(node, Communicate))
+
+
+def _host_title(host: HostProgram) -> str:
+    if all(buffer.mesh is None for buffer in host.buffers.values()):
+        return "host program"
+    return "host program, the same on every rank; buffers have the sizes of one rank"
 
 
 def _section(title: str, lines: Sequence[str]) -> str:
@@ -67,7 +70,7 @@ def _describe_program(program: Program) -> list[str]:
     """
     fusion, mesh = program.fusion, _only_mesh(program)
     lines = [
-        "T5 is tv5 of the definition; names that it does not have come from the passes",
+        *_describe_names(program),
         *_describe_symbols(program),
         *_describe_mesh(program, mesh),
         "",
@@ -84,16 +87,28 @@ def _describe_program(program: Program) -> list[str]:
     return lines
 
 
+def _describe_names(program: Program) -> Iterator[str]:
+    """How the names here and those of the user's definition belong together."""
+    name = next(iter(program.fusion.tensors), None)
+    if name is not None:
+        yield (
+            f"{name} is {name.replace('T', 'tv')} of the definition, and so on; "
+            "tensors that it does not name are the compiler's"
+        )
+
+
 def _describe_symbols(program: Program) -> Iterator[str]:
     """Which axis of an input each symbol measures, said once a symbol."""
     seen: set[Symbol] = set()
+    has_mesh = any(schedule.mesh is not None for schedule in program.schedules.values())
+    everywhere = ", all ranks together" if has_mesh else ""
     for name in program.fusion.inputs:
         if name not in program.fusion.tensors:
             continue
         for place, axis in enumerate(program.tensor(TensorName(name)).tensor_axes):
             if isinstance(axis.extent, Symbol) and axis.extent not in seen:
                 seen.add(axis.extent)
-                yield f"{axis.extent} is the size of axis {place} of {name}, all ranks together"
+                yield f"{axis.extent} is the size of axis {place} of {name}{everywhere}"
 
 
 def _describe_mesh(program: Program, mesh: DeviceMesh | None) -> Iterator[str]:
@@ -190,4 +205,8 @@ def _describe_segments(segments: Sequence[Segment], host: HostProgram) -> list[s
 def _runner(segment: Segment, host: HostProgram) -> str:
     if segment.name in host.kernels:
         return "in one kernel"
-    return "between ranks" if segment.scheduler == "communication" else "through torch"
+    if segment.scheduler != "communication":
+        return "through torch"
+    moved = {node.out for node in communications(host)}
+    moves = any(output.tensor in moved for output in segment.program.fusion.outputs)
+    return "between ranks" if moves else "on this rank, as a view"

@@ -48,7 +48,8 @@ class IterDomain(Handle):
         """
         if not isinstance(parallel_type, ParallelType):
             raise UserTypeError(
-                f"{self.to_text()}.parallelize({parallel_type!r}): takes a ParallelType"
+                f"{self.to_text()}.parallelize({parallel_type!r}): takes a ParallelType, as "
+                "ParallelType.mesh_x or mesh.axis(0)"
             )
         self.recording.change(
             Call("parallelize", (parallel_type,), receiver=self),

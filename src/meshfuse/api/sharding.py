@@ -34,7 +34,7 @@ class Sharding:
             raise UserError(f"Sharding({mesh!r}, {axes!r}): a sharding needs a mesh")
         given = axes.items() if isinstance(axes, Mapping) else axes
         pairs = tuple(cast(Iterable[tuple[ParallelType, int]], given))
-        call = f"Sharding({mesh!r}, {dict(pairs)})"
+        call = f"Sharding({mesh!r}, {axes if isinstance(axes, Mapping) else list(pairs)!r})"
         found: dict[ParallelType, int] = {}
         for parallel_type, axis in pairs:
             _check_mesh_type(call, parallel_type)

@@ -66,7 +66,9 @@ def _count_ranks(frozen: FrozenProgram, ranks: int | None) -> int:
     for mesh, tensor in frozen.meshes.items():
         needed = max(needed, max(mesh.ids) + 1)
         if ranks is not None and ranks < needed:
-            raise UserError(f"simulate(ranks={ranks}): {tensor} lies on {mesh}")
+            raise UserError(
+                f"simulate(ranks={ranks}): {tensor} lies on {mesh}, which takes {needed} ranks"
+            )
     return needed if ranks is None else ranks
 
 

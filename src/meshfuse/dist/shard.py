@@ -144,9 +144,10 @@ def _digit_sizes(axis: int, size: int, sharding: Sharding) -> tuple[int, ...]:
     unknown = known.count(None)
     rest = size // product if unknown and product else 1
     if unknown > 1 or product * rest != size:
+        size_wanted = f"a multiple of {product}" if unknown else str(product)
         raise Unsupported(
-            f"axis {axis} of size {size} is not the product of the digits of {describe(sharding)}: "
-            "ranks must hold equal blocks"
+            f"a tensor with axis {axis} of size {size} cannot be sharded as {describe(sharding)}: "
+            f"every rank must hold a block of the same size, so it must be {size_wanted}"
         )
     return tuple(rest if n is None else n for n in known)
 

@@ -103,8 +103,11 @@ class DeviceMesh:
         """The mesh axis of this name, or at this position (negatives count from the last)."""
         if isinstance(name_or_index, str):
             if name_or_index not in self.names or not name_or_index:
+                known = ", ".join(repr(name) for name in self.names if name)
                 raise UserError(
-                    f"axis({name_or_index!r}) on {self}: its axes are named {self.names}"
+                    f"axis({name_or_index!r}) on {self}: "
+                    + (f"its axes are named {known}" if known else "its axes have no names")
+                    + f"; a number in [-{self.ndim}, {self.ndim}) is accepted, too"
                 )
             return ParallelType.mesh(self.ndim - 1 - self.names.index(name_or_index))
         if not -self.ndim <= name_or_index < self.ndim:
@@ -162,7 +165,7 @@ def make_mesh(devices: object, names: Sequence[str] = ()) -> DeviceMesh:
     nest = devices.tolist() if isinstance(devices, ArrayLike) else devices
     shape, ids = _flatten(nest, devices)
     if not shape:
-        raise UserError(f"DeviceMesh({devices}): a mesh is a list of ranks")
+        raise UserError(f"DeviceMesh({devices}): a mesh is a list of ranks, as [0, 1] or range(2)")
     if not ids:
         raise UserError(f"DeviceMesh({devices}): a mesh needs at least one rank")
     if min(ids) < 0:
@@ -171,7 +174,8 @@ def make_mesh(devices: object, names: Sequence[str] = ()) -> DeviceMesh:
         raise UserError(f"DeviceMesh({devices}): each rank may stand once; got {ids}")
     if names and len(names) != len(shape):
         raise UserError(
-            f"DeviceMesh({devices}, names={tuple(names)}): the mesh has {len(shape)} axes"
+            f"DeviceMesh({devices}, names={tuple(names)}): takes one name for each axis of "
+            f"the mesh, {len(shape)} in all"
         )
     return DeviceMesh(ids, shape, tuple(names) or ("",) * len(shape))
 

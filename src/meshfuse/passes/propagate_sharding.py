@@ -34,11 +34,11 @@ def propagate_sharding(program: Program) -> tuple[Program, tuple[Note, ...]]:
     on it. Inputs that are not annotated are replicated. Without a mesh anywhere nothing changes.
     """
     annotated = {t for t, schedule in program.schedules.items() if schedule.mesh is not None}
+    for tensor in program.fusion.tensors:
+        if tensor in annotated or has_mesh_leaf(program, tensor):
+            check_tensor(program, tensor)
     if not annotated:
         return program, ()
-    for tensor in program.fusion.tensors:
-        if tensor in annotated:
-            check_tensor(program, tensor)
     program, pinned = _follow_aliases(program, annotated)
     frozen = annotated | pinned
     exprs = program.fusion.exprs

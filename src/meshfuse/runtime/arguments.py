@@ -17,6 +17,7 @@ from meshfuse.facts.layout import layout_of
 from meshfuse.facts.sharding import local_extent, owners_of, sharding_of
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.program import Program
+from meshfuse.passes.finalize_multidevice import check_tensor
 from meshfuse.runtime.torch_types import DATA_TYPES, from_torch_dtype
 
 Argument = torch.Tensor | Scalar
@@ -135,6 +136,8 @@ def expected_inputs(program: Program) -> tuple[Expected, ...]:
 
 
 def _expected_tensor(program: Program, name: TensorName) -> ExpectedTensor:
+    if program.schedule(name).mesh is None:
+        check_tensor(program, name)  # mesh axes without a mesh make no local extents
     definition, sharding = program.tensor(name), sharding_of(program, name)
     mesh, layout = sharding.mesh, layout_of(program, name)
     return ExpectedTensor(
@@ -273,15 +276,17 @@ def _common_device(
     found: dict[torch.device, str] = {}
     for position, (want, value) in enumerate(zip(expected, inputs, strict=True)):
         if isinstance(value, torch.Tensor) and not _may_lie_elsewhere(want):
-            found.setdefault(value.device, f"input {position}, {want}, on {value.device}")
+            found.setdefault(value.device, f"input {position}, {want}, lies on {value.device}")
     if len(found) > 1:
-        raise UserError(f"inputs lie on several devices: {'; '.join(found.values())}")
+        raise UserError(f"inputs must lie on one device, but {'; '.join(found.values())}")
     if not found:
         fallback = "cuda:0" if torch.cuda.is_available() else "cpu"
         return torch.device(fallback) if device is None else device
     (only,) = found
     if device is not None and device != only:
-        raise UserError(f"execute(device={device}): but {found[only]}")
+        raise UserError(
+            f"execute(device={device}): {found[only]}; move the inputs there, or leave device out"
+        )
     return only
 
 

@@ -40,7 +40,7 @@ def test_mesh_from_lists_ranges_and_tensors() -> None:
         ([], (), "at least one rank"),
         ([0, 0], (), "each rank may stand once"),
         ([[0], [1, 2]], (), "same length"),
-        ([0, 1], ("a", "b"), "has 1 axes"),
+        ([0, 1], ("a", "b"), "one name for each axis of the mesh"),
     ],
 )
 def test_mesh_refusals(devices: list[int], names: tuple[str, ...], message: str) -> None:

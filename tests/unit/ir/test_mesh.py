@@ -46,7 +46,7 @@ def test_shape_matters() -> None:
         ([0, 1.0], (), UserTypeError, "ranks must be integers, got float"),
         ([True], (), UserTypeError, "ranks must be integers, got bool"),
         ("01", (), UserTypeError, "ranks must be integers, got str"),
-        ([0, 1], ("dp", "tp"), UserError, "the mesh has 1 axes"),
+        ([0, 1], ("dp", "tp"), UserError, "one name for each axis of the mesh, 1 in all"),
     ],
 )
 def test_errors(devices: Any, names: Any, error: type[Exception], message: str) -> None:
