@@ -221,13 +221,18 @@ def _(statement: Reduce, frame: CppFrame) -> None:
 @print_statement.register
 def _(statement: WelfordStep, frame: CppFrame) -> None:
     old = [frame.operand(v) for v in (statement.old_mean, statement.old_m2, statement.old_count)]
-    src = frame.operand(statement.src)
-    _common_type(statement.mean, (old[0], old[1], src))
+    parts = (statement.src, statement.src_m2, statement.src_count)
+    src = [frame.operand(part) for part in parts if part is not None]
+    _common_type(statement.mean, (old[0], old[1], *src[:2]))
     mask_tile = frame.tile_of_mask(statement.mean, statement.mask)
-    tile = frame.join(statement.mean, src.tile, mask_tile, *(v.tile for v in old))
+    tile = frame.join(statement.mean, mask_tile, *(v.tile for v in (*old, *src)))
     step = f"{statement.mean}_step"
     before = _moments(frame, old, tile)
-    frame.line(f"const auto {step} = mf_welford_step({before}, {frame.widened(src, tile)});")
+    if len(src) == 1:
+        call = f"mf_welford_step({before}, {frame.widened(src[0], tile)})"
+    else:
+        call = f"mf_welford_merge({before}, {_moments(frame, src, tile)})"
+    frame.line(f"const auto {step} = {call};")
     outs = (statement.mean, statement.m2, statement.count)
     for out, part, value in zip(outs, ("mean", "m2", "count"), old, strict=True):
         following = round_value(f"{step}.{part}", value.dtype)

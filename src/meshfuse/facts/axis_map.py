@@ -77,7 +77,8 @@ def _(expr: Squeeze, program: Program) -> Mapping[int, Places]:
 @axis_pairs.register(Welford)
 def _(expr: Reduction | Welford, program: Program) -> Mapping[int, Places]:
     """The result keeps the reduced axes in place."""
-    return {0: tuple(range(program.tensor(expr.src).ndim))}
+    places = tuple(range(program.tensor(expr.src).ndim))
+    return dict.fromkeys(range(len(expr.ins)), places)
 
 
 @axis_pairs.register(MatMul)

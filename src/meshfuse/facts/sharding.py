@@ -15,7 +15,7 @@ from meshfuse.ir.comm import AllReduce, ReduceScatter
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 from meshfuse.ir.ops import Expr, Linear, MatMul, Reduction, Set
 from meshfuse.ir.program import Program
-from meshfuse.ir.schedule import Merge, Split, Step
+from meshfuse.ir.schedule import Merge, Split, Step, Swizzle1d
 
 
 @final
@@ -115,6 +115,8 @@ def _undo(
                     "and a mesh leaf below it belongs to neither; split before merging"
                 )
             digits[outer], digits[inner] = pair
+        case Swizzle1d(source, out):
+            digits[source] = digits[out]  # which chunk a rank begins with is not compared
 
 
 def local_extents(program: Program, tensor: TensorName) -> tuple[IntExpr, ...]:

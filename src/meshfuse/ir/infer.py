@@ -258,7 +258,11 @@ def _(expr: Welford, program: Program) -> tuple[Result, ...]:
     if not is_floating(dtype) or dtype in REDUCED_FLOATS:
         call = describe_call(program, "welford", [expr.src], dims=list(expr.axes))
         raise UserError(f"{call}: takes float32 or float64; cast the operand first")
-    axes = _reduced(tensor_shape(program, expr.src), expr.axes)
+    shapes = [tensor_shape(program, TensorName(str(part))) for part in expr.ins]
+    if any(len(shape) != len(shapes[0]) for shape in shapes):
+        call = describe_call(program, "welford", expr.ins, dims=list(expr.axes))
+        raise UserError(f"{call}: the moments of parts must have like axes")
+    axes = _reduced(shapes[0], expr.axes)
     return (Result(dtype, axes), Result(dtype, axes), Result(DataType.Int, axes))
 
 

@@ -163,7 +163,8 @@ class Welford(Expr):
     """Mean, sum of squared deviations (m2) and count over tensor axes `axes` of `src`.
 
     Welford, Technometrics 4 (1962); partial results combine as in Chan, Golub and LeVeque (1979).
-    The outputs keep the reduced axes as a Reduction's do; `count` is int64.
+    The outputs keep the reduced axes as a Reduction's do; `count` is int64. With `src_m2` and
+    `src_count`, `src` holds the means of parts, and the moments of all of them are combined.
     """
 
     mean: Out[TensorName]
@@ -171,6 +172,8 @@ class Welford(Expr):
     count: Out[TensorName]
     src: TensorName
     axes: tuple[int, ...]
+    src_m2: TensorName | None = None
+    src_count: TensorName | None = None
 
     @property
     def outs(self) -> tuple[TensorName, ...]:
@@ -178,7 +181,9 @@ class Welford(Expr):
 
     @property
     def ins(self) -> tuple[Operand, ...]:
-        return (self.src,)
+        if self.src_m2 is None or self.src_count is None:
+            return (self.src,)
+        return (self.src, self.src_m2, self.src_count)
 
 
 @final

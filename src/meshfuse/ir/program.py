@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
 
 from meshfuse.expr import ceildiv
 from meshfuse.ir.axes import AxisName, IterDomain, TensorName
 from meshfuse.ir.fusion import Fusion, TensorDef
-from meshfuse.ir.schedule import Merge, Schedule, Split, Step
+from meshfuse.ir.schedule import Merge, Schedule, Split, Step, Swizzle1d
 
 
 @final
@@ -38,11 +38,17 @@ class Program:
     def all_axes(self, name: TensorName) -> dict[AxisName, IterDomain]:
         """Every axis of a tensor by name: root, logical, and all that its steps derive."""
         definition = self.fusion.tensors[name]
-        axes = {axis.name: axis for axis in (*definition.root, *definition.logical)}
-        for step in self.schedules[name].steps:
-            for axis in derived_axes(step, axes):
-                axes[axis.name] = axis
+        axes = {axis.name: axis for axis in definition.root}
+        _derive(definition.root_steps, axes)
+        axes |= {axis.name: axis for axis in definition.logical}
+        _derive(self.schedules[name].steps, axes)
         return axes
+
+
+def _derive(steps: Iterable[Step], axes: dict[AxisName, IterDomain]) -> None:
+    """Add what the steps make of axes that are there."""
+    for step in steps:
+        axes.update((axis.name, axis) for axis in derived_axes(step, axes))
 
 
 def derived_axes(step: Step, axes: Mapping[AxisName, IterDomain]) -> tuple[IterDomain, ...]:
@@ -60,6 +66,8 @@ def derived_axes(step: Step, axes: Mapping[AxisName, IterDomain]) -> tuple[IterD
             a, b = axes[outer], axes[inner]
             kind = b.kind if a.kind.value == "b" else a.kind
             return (IterDomain(out, kind, a.extent * b.extent),)
+        case Swizzle1d(source, out):
+            return (replace(axes[source], name=out),)
 
 
 def fresh_name(program: Program, letter: str) -> tuple[Program, str]:

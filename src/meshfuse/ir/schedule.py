@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import final
@@ -38,7 +38,21 @@ class Merge:
     out: AxisName
 
 
-Step = Split | Merge
+@final
+@dataclass(frozen=True, slots=True)
+class Swizzle1d:
+    """source -> out. index(source) = (index(out) + rank along `mesh_axis`) mod extent.
+
+    A rank begins with the iteration of its own number, so that ranks that loop in step are never at
+    the same chunk: ring algorithms. Extent and memory order stay.
+    """
+
+    source: AxisName
+    out: AxisName
+    mesh_axis: ParallelType
+
+
+Step = Split | Merge | Swizzle1d
 
 
 def step_sources(step: Step) -> tuple[AxisName, ...]:
@@ -48,6 +62,8 @@ def step_sources(step: Step) -> tuple[AxisName, ...]:
             return (step.source,)
         case Merge():
             return (step.outer, step.inner)
+        case Swizzle1d():
+            return (step.source,)
 
 
 def step_results(step: Step) -> tuple[AxisName, ...]:
@@ -55,8 +71,19 @@ def step_results(step: Step) -> tuple[AxisName, ...]:
     match step:
         case Split():
             return (step.outer, step.inner)
-        case Merge():
+        case Merge() | Swizzle1d():
             return (step.out,)
+
+
+def steps_above(steps: Sequence[Step], axes: Iterable[AxisName]) -> tuple[Step, ...]:
+    """Those of `steps` that any of `axes` derives by, in their order."""
+    found: list[Step] = []
+    pending = set(axes)
+    for step in reversed(steps):
+        if pending.intersection(step_results(step)):
+            pending.update(step_sources(step))
+            found.insert(0, step)
+    return tuple(found)
 
 
 class MemoryType(Enum):

@@ -47,18 +47,20 @@ def emit_step(
     body: BodyBuilder,
     expr: Reducing,
     running: Sequence[ValueName],
-    src: KernelOperand,
+    src: Sequence[KernelOperand],
     mask: Mask,
 ) -> tuple[ValueName, ...]:
-    """Take one element, which already has the accumulator's type, into the running values."""
+    """Take one element into the running values: of each operand, in the accumulator's type."""
     outs = tuple(body.fresh_value() for _ in running)
     match expr:
         case Reduction():
-            body.emit(Combine(outs[0], expr.function, running[0], src, mask))
+            body.emit(Combine(outs[0], expr.function, running[0], src[0], mask))
         case Welford():
             mean, m2, count = outs
             old_mean, old_m2, old_count = running
-            body.emit(WelfordStep(mean, m2, count, old_mean, old_m2, old_count, src, mask))
+            body.emit(
+                WelfordStep(mean, m2, count, old_mean, old_m2, old_count, src[0], mask, *src[1:])
+            )
     return outs
 
 

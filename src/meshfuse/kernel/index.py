@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from meshfuse.base.errors import InvariantError
 from meshfuse.expr import (
     IntExpr,
     const,
@@ -14,7 +15,7 @@ from meshfuse.expr import (
     known_multiple,
 )
 from meshfuse.ir.axes import AxisName, IterDomain
-from meshfuse.ir.schedule import Merge, Split, Step
+from meshfuse.ir.schedule import Merge, Split, Step, Swizzle1d
 from meshfuse.kernel.nodes import Bound
 
 
@@ -38,6 +39,8 @@ def source_indices(
                     indices[outer], indices[inner] = _unmerged(
                         indices[out], axes[outer].extent, axes[inner].extent
                     )
+            case Swizzle1d():
+                raise InvariantError(f"{step} in a kernel: a kernel does not know its rank")
     return indices
 
 

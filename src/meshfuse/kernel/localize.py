@@ -22,7 +22,7 @@ from meshfuse.ir.fusion import TensorDef
 from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.ops import Reduction, Welford
 from meshfuse.ir.program import Program
-from meshfuse.ir.schedule import Merge, Schedule, Split, Step, step_results
+from meshfuse.ir.schedule import Merge, Schedule, Split, Step, Swizzle1d, step_results
 
 
 @final
@@ -165,6 +165,12 @@ def _local_schedule(program: Program, tensor: TensorName, local: TensorDef) -> S
         for leaf, bound in schedule.bindings.items()
         if not bound.is_mesh and bound != ParallelType.serial
     }
+    for step in schedule.steps:
+        if isinstance(step, Swizzle1d):
+            raise Unsupported(
+                f"localize: {tensor}, axis {step.source}: it is swizzled by {step.mesh_axis}, and "
+                "a kernel does not know its rank; swizzle host loops only"
+            )
     if ParallelType.stream in bindings.values():
         raise Unsupported(f"localize: {tensor} has a stream leaf; loop over its chunks first")
     if bindings or not any(bound.is_mesh for bound in schedule.bindings.values()):
@@ -231,3 +237,5 @@ def _renamed(step: Step, names: Mapping[AxisName, AxisName]) -> Step:
             return replace(step, source=new(source), outer=new(outer), inner=new(inner))
         case Merge(outer, inner, out):
             return Merge(new(outer), new(inner), new(out))
+        case Swizzle1d(source, out):
+            return replace(step, source=new(source), out=new(out))

@@ -179,13 +179,14 @@ def _emit_element(
     """One element taken into a reduction; idle iterations of reduced axes leave it as it is."""
     nest, program = anchor.nest, emitter.program
     position = position_in(emitter.frame, nest, path)
-    definition = program.tensor(nest.tensor)
-    index = tuple(position.indices[axis.name] for axis in definition.maybe_root)
-    (term,) = operand_elements(expr, program, Element(nest.tensor, index, position.bounds))
-    value = value_at(emitter.values, term)
-    operand = convert(emitter.values, value, definition.dtype).operand
+    index = tuple(position.indices[axis.name] for axis in program.tensor(nest.tensor).maybe_root)
+    terms = operand_elements(expr, program, Element(nest.tensor, index, position.bounds))
+    operands = [
+        convert(emitter.values, value_at(emitter.values, term), program.tensor(out).dtype).operand
+        for term, out in zip(terms, expr.outs, strict=False)
+    ]
     mask = bounds_within(position.bounds, _reduced_symbols(emitter, nest, path))
-    return emit_step(emitter.values.body, expr, running, operand, mask)
+    return emit_step(emitter.values.body, expr, running, operands, mask)
 
 
 def _reduced_symbols(emitter: LoopEmitter, nest: Nest, path: Path) -> frozenset[str]:

@@ -78,7 +78,10 @@ def _anchors(program: Program, facts: Facts, outputs: Sequence[TensorName]) -> l
             number,
             nest_of(program, expr.outs[0], reducing=True),
             expr,
-            frozenset(number_of[t] for t in reductions_behind(program, facts, [expr.src])),
+            frozenset(
+                number_of[t]
+                for t in reductions_behind(program, facts, tensor_operands(program, expr))
+            ),
         )
         for number, expr in enumerate(needed)
     ]

@@ -19,7 +19,7 @@ from meshfuse.expr import IntExpr, const, const_value
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
 from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.program import Program
-from meshfuse.ir.schedule import Merge, Split, Step
+from meshfuse.ir.schedule import Merge, Split, Step, Swizzle1d
 
 _TILE_TYPES = ("block_x", "block_y", "block_z", "vectorize", "unroll")
 
@@ -139,6 +139,8 @@ def _origins(
                 origins[outer] = origins[inner] = origins[source]
             case Merge(outer, inner, out):
                 origins[out] = origins[outer] | origins[inner]
+            case Swizzle1d(source, out):
+                origins[out] = origins[source]
     return origins
 
 

@@ -175,7 +175,10 @@ class Reduce:
 @final
 @dataclass(frozen=True, slots=True)
 class WelfordStep:
-    """Take `src` into the running moments; lanes outside `mask` keep theirs. Counts are int64."""
+    """Take `src` into the running moments; lanes outside `mask` keep theirs. Counts are int64.
+
+    With `src_m2` and `src_count`, `src` is the mean of a part, and all its moments are taken in.
+    """
 
     mean: Out[ValueName]
     m2: Out[ValueName]
@@ -185,6 +188,8 @@ class WelfordStep:
     old_count: ValueName
     src: KernelOperand
     mask: Mask = ()
+    src_m2: KernelOperand | None = None
+    src_count: KernelOperand | None = None
 
 
 @final

@@ -222,6 +222,11 @@ def _(statement: WelfordStep, checker: Checker) -> None:
     count = checker.typed(statement, statement.old_count, DataType.Int)
     src = checker.typed(statement, statement.src, mean.dtype)
     tiles = src.tiles | checker.mask(statement, statement.mask)
+    if (statement.src_m2 is None) != (statement.src_count is None):
+        raise checker.fail(statement, "takes the mean alone, or mean, m2 and count")
+    if statement.src_m2 is not None and statement.src_count is not None:
+        tiles |= checker.typed(statement, statement.src_m2, mean.dtype).tiles
+        tiles |= checker.typed(statement, statement.src_count, DataType.Int).tiles
     tiles |= mean.tiles | m2.tiles | count.tiles
     checker.define(statement, statement.mean, ValueFacts(mean.dtype, tiles))
     checker.define(statement, statement.m2, ValueFacts(mean.dtype, tiles))

@@ -334,15 +334,26 @@ def _(statement: WelfordStep, frame: Frame) -> None:
     mean, m2, count = (
         frame.operand(name) for name in (statement.old_mean, statement.old_m2, statement.old_count)
     )
+    before = (mean.lanes, m2.lanes, count.lanes)
     src = frame.operand(statement.src).lanes
-    old = torch.where(count.lanes == 0, torch.zeros_like(mean.lanes), mean.lanes)
-    delta = src - old
-    new_mean = old + delta / (count.lanes + 1)
-    new_m2 = m2.lanes + delta * (src - new_mean)
+    if statement.src_m2 is None or statement.src_count is None:
+        after = _step_moments(before, src)
+    else:
+        parts = (frame.operand(statement.src_m2).lanes, frame.operand(statement.src_count).lanes)
+        after = merge_moments(before, (src, *parts))
     mask = frame.mask(statement.mask)
-    frame.define(statement.mean, torch.where(mask, new_mean, mean.lanes), mean.dtype)
-    frame.define(statement.m2, torch.where(mask, new_m2, m2.lanes), m2.dtype)
-    frame.define(statement.count, count.lanes + mask.to(torch.int64), count.dtype)
+    outs = (statement.mean, statement.m2, statement.count)
+    for out, old, following, value in zip(outs, before, after, (mean, m2, count), strict=True):
+        frame.define(out, torch.where(mask, following, old), value.dtype)
+
+
+def _step_moments(moments: Moments, src: torch.Tensor) -> Moments:
+    """One element more. Welford (1962)."""
+    mean, m2, count = moments
+    old = torch.where(count == 0, torch.zeros_like(mean), mean)
+    delta = src - old
+    new_mean = old + delta / (count + 1)
+    return new_mean, m2 + delta * (src - new_mean), count + 1
 
 
 @run_statement.register

@@ -8,48 +8,21 @@ from typing import Any
 
 import pytest
 
+from loop_nests import bind, leaf, nest, one, total
 from meshfuse.base.errors import Unsupported, UserError, UserTypeError
 from meshfuse.expr import ceildiv, symbol
-from meshfuse.ir import build, transforms
+from meshfuse.facts.sharding import sharding_of
+from meshfuse.ir import transforms
 from meshfuse.ir.axes import AxisName, TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType, make_mesh
 from meshfuse.ir.program import Program
-from meshfuse.ir.rewrite import add_tensor
-from meshfuse.ir.schedule import Allocation
+from meshfuse.ir.schedule import Swizzle1d
 from meshfuse.ir.verify import verify
-from program_recorder import Recorder
+from meshfuse.kernel.localize import localize
 
 X, Y, Z = ParallelType.mesh_x, ParallelType.mesh_y, ParallelType.mesh_z
 PAIR = make_mesh([0, 1])
 Verb = Callable[..., Program]
-
-
-def one(*sizes: int) -> tuple[Program, TensorName]:
-    """A program with an input of these sizes."""
-    recorder = Recorder()
-    tensor = recorder.input(list(sizes))
-    return recorder.program, tensor
-
-
-def total(*sizes: int, dims: list[int]) -> tuple[Program, TensorName]:
-    """A program with a sum over `dims`."""
-    recorder = Recorder()
-    tensor = recorder.add(build.reduction, "sum", recorder.input(list(sizes)), dims)
-    recorder.output(tensor)
-    return recorder.program, tensor
-
-
-def nest(program: Program, tensor: TensorName) -> list[str]:
-    verify(program)
-    return [f"{axis.kind.value}{axis.extent}" for axis in program.leaf_domains(tensor)]
-
-
-def leaf(program: Program, tensor: TensorName, position: int) -> AxisName:
-    return program.schedule(tensor).leaves[position]
-
-
-def bind(program: Program, tensor: TensorName, position: int, to: ParallelType) -> Program:
-    return transforms.parallelize(program, tensor, leaf(program, tensor, position), to)
 
 
 # Split, merge, reorder.
@@ -317,98 +290,55 @@ def test_three_mesh_axes_and_more() -> None:
     verify(program)
 
 
-# Memory.
+# Ring order, and the order of loops.
 
 
-def laid_out(program: Program, tensor: TensorName) -> tuple[str, list[bool | None]]:
-    verify(program)
-    allocation = program.schedule(tensor).allocation
-    assert allocation is not None
-    extents = {axis.name: str(axis.extent) for axis in program.tensor(tensor).tensor_axes}
-    return " ".join(extents[axis] for axis in allocation.order), list(allocation.contiguity)
+def test_swizzle() -> None:
+    program, x = one(8, 6)
+    program = transforms.split(program, x, 0, 2, inner_split=False)
+    program = transforms.swizzle1d(program, x, 0, X)
+    assert nest(program, x) == ["i2", "i4", "i6"]
+    assert program.schedule(x).steps[-1] == Swizzle1d(AxisName("a2"), leaf(program, x, 0), X)
+    program = bind(program, x, 0, ParallelType.stream)
+    assert nest(transforms.split(program, x, 1, 2), x) == ["i2", "i2", "i2", "i6"]
 
 
-def test_an_allocation_order() -> None:
-    program, x = one(2, 1, 3)
+def test_a_swizzled_axis_has_the_sharding_that_it_had() -> None:
+    """It says where a rank begins, not what it holds."""
+    program, x = one(8, 6)
+    program = transforms.set_device_mesh(program, x, PAIR)
+    program = transforms.split(program, x, 1, 2, inner_split=False)
+    program = bind(program, x, 1, X)
+    swizzled = transforms.swizzle1d(program, x, 0, X)
+    assert sharding_of(swizzled, x) == sharding_of(program, x)
+    with pytest.raises(Unsupported, match="axis a0: it is swizzled by mesh_x, and a kernel does"):
+        localize(swizzled)
+
+
+def test_errors_of_swizzle() -> None:
+    program, x = one(2, 6)
+    with pytest.raises(UserError, match=r"swizzle1d\(T0, axis=0, grid_x\): takes a mesh axis"):
+        transforms.swizzle1d(program, x, 0, ParallelType.grid_x)
+    with pytest.raises(UserError, match=r"dim 2 must lie in"):
+        transforms.swizzle1d(program, x, 2, X)
+    with pytest.raises(UserError, match="is bound to mesh_x already"):
+        transforms.swizzle1d(bind(program, x, 0, X), x, 0, X)
+    swizzled = transforms.swizzle1d(program, x, 0, X)
+    with pytest.raises(UserError, match="the axis is swizzled by mesh_x: the order of its iterat"):
+        bind(swizzled, x, 0, X)
+    with pytest.raises(UserError, match="the axis was swizzled into a2; bind one of those"):
+        transforms.parallelize(swizzled, x, AxisName("a0"), ParallelType.grid_x)
+
+
+def test_a_loop_domain_is_an_order_of_the_loops() -> None:
+    program, x = one(2, 3)
+    program = transforms.split(program, x, 1, 3, inner_split=False)
     a, b, c = program.schedule(x).leaves
-    laid = transforms.set_allocation_domain(program, x, [c, a, b], True)
-    assert laid_out(laid, x) == ("3 2 1", [True, True, None])
-    laid = transforms.set_allocation_domain(program, x, [c, b, a], [True, None, False])
-    assert laid_out(laid, x) == ("3 1 2", [True, None, False])
-
-
-def test_an_expanded_axis_has_no_flag() -> None:
-    program, x = build.define_tensor(Program(), [2, 3], contiguity=[None, True])
-    a, b = program.schedule(x).leaves
-    laid = transforms.set_allocation_domain(program, x, [b, a], False)
-    assert laid_out(laid, x) == ("3 2", [False, None])
-    with pytest.raises(UserError, match=r"flag of axis a0:i\{2\} must be None: it is broadcast or"):
-        transforms.set_allocation_domain(program, x, [b, a], [False, False])
-
-
-def test_leaves_stand_for_the_axes_that_they_are_the_local_part_of() -> None:
-    program, y = total(2, 4, 6, dims=[0])
-    program = transforms.set_device_mesh(program, y, PAIR)
-    program = transforms.split(program, y, 2, 2, inner_split=False)
-    program = bind(bind(program, y, 2, X), y, 0, X)
-    program = transforms.reorder(program, y, {2: 0, 3: 1})
-    leaves = program.schedule(y).leaves
-    laid = transforms.set_allocation_domain(program, y, leaves, True)
-    assert laid_out(laid, y) == ("6 4", [True, True])
-    laid = transforms.set_allocation_domain(program, y, leaves, [True, False, None, True])
-    assert laid_out(laid, y) == ("6 4", [False, True])
-
-
-def test_errors_of_allocations() -> None:
-    program, x = one(4, 1)
-    a, b = program.schedule(x).leaves
-    split = transforms.split(program, x, 0, 2)
-    merged = transforms.merge(program, x, 0, 1)
-    for subject, order, contiguity, message in (
-        (
-            program,
-            [a],
-            True,
-            r"set_allocation_domain\(T0, \[a0\], .*axis a1:b\{1\} of T0 is missing",
-        ),
-        (program, [a, b, a], True, r"axis a0:i\{4\} stands twice, the second time as a0"),
-        (
-            program,
-            [a, "a9"],
-            True,
-            r"a9 is no axis of T0; its loop axes are \[a0:i\{4\}, a1:b\{1\}",
-        ),
-        (program, [a, b], [True], "got 1 contiguity flags for 2 axes"),
-        (program, [a, b], [True, True], r"flag of axis a1:b\{1\} must be None: it is broadcast"),
-        (program, [a, b], [None, None], r"flag of axis a0:i\{4\} must be True or False"),
-        (split, split.schedule(x).leaves, True, r"a2:i\{2\} is only a part of tensor axes"),
-        (merged, merged.schedule(x).leaves, True, r"a2:i\{4\} is only a part of tensor axes, or a"),
+    assert nest(transforms.set_loop_domain(program, x, [c, a, b]), x) == ["i1", "i2", "i3"]
+    for order, message in (
+        ([a, b], rf"set_loop_domain\(T0, \[a0, a2\]\): loop axis {c} is missing"),
+        ([a, b, b], "a2 stands twice"),
+        ([a, "a1"], r"a1 is no loop axis; those are \[a0:i\{2\}, a2:i\{3\}, a3:i\{1\}\]"),
     ):
         with pytest.raises(UserError, match=message):
-            transforms.set_allocation_domain(subject, x, order, contiguity)
-
-
-# Reduced axes.
-
-
-def test_clear_reductions_keeps_what_concerns_the_others() -> None:
-    program, y = total(4, 6, dims=[0])
-    program = transforms.set_device_mesh(program, y, PAIR)
-    program = transforms.split(program, y, 0, 2, inner_split=False)
-    program = transforms.split(program, y, 2, 2, inner_split=False)
-    program = bind(bind(program, y, 0, X), y, 2, X)
-    program = transforms.set_allocation_domain(program, y, program.schedule(y).leaves, True)
-    cleared = transforms.clear_reductions(program, y)
-    assert [str(axis) for axis in cleared.tensor(y).logical] == ["a3:i{6}"]
-    schedule = cleared.schedule(y)
-    assert (schedule.leaves, schedule.bindings) == (("a6", "a7"), {"a6": X})
-    assert len(schedule.steps) == 1
-    assert (schedule.mesh, schedule.allocation) == (PAIR, Allocation((AxisName("a3"),), (True,)))
-
-
-def test_clear_reductions_refuses_root_axes() -> None:
-    program, y = total(4, 6, dims=[0])
-    definition = program.tensor(y)
-    program = add_tensor(program, y, replace(definition, root=definition.logical))
-    with pytest.raises(UserError, match=r"clear_reductions\(T1\): the tensor has root axes"):
-        transforms.clear_reductions(program, y)
+            transforms.set_loop_domain(program, x, [AxisName(axis) for axis in order])
