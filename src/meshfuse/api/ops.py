@@ -99,18 +99,34 @@ class Operations:
 
     def __init__(self, recording: Recording | None = None) -> None:
         self._recording = recording
+        self.abs = UnaryFunction("abs", recording)
         self.neg = UnaryFunction("neg", recording)
         self.exp = UnaryFunction("exp", recording)
+        self.log = UnaryFunction("log", recording)
+        self.sqrt = UnaryFunction("sqrt", recording)
         self.rsqrt = UnaryFunction("rsqrt", recording)
+        self.reciprocal = UnaryFunction("reciprocal", recording)
+        self.sin = UnaryFunction("sin", recording)
+        self.cos = UnaryFunction("cos", recording)
         self.tanh = UnaryFunction("tanh", recording)
         self.erf = UnaryFunction("erf", recording)
+        self.sigmoid = UnaryFunction("sigmoid", recording)
         self.relu = UnaryFunction("relu", recording)
+        self.silu = UnaryFunction("silu", recording)
         self.gelu = UnaryFunction("gelu", recording)
         self.add = BinaryFunction("add", recording)
         self.sub = BinaryFunction("sub", recording)
         self.mul = BinaryFunction("mul", recording)
         self.div = BinaryFunction("div", recording)
+        self.pow = BinaryFunction("pow", recording)
+        self.maximum = BinaryFunction("maximum", recording)
+        self.minimum = BinaryFunction("minimum", recording)
+        self.eq = BinaryFunction("eq", recording)
+        self.ne = BinaryFunction("ne", recording)
         self.lt = BinaryFunction("lt", recording)
+        self.le = BinaryFunction("le", recording)
+        self.gt = BinaryFunction("gt", recording)
+        self.ge = BinaryFunction("ge", recording)
         self.where = TernaryFunction("where", recording)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -213,6 +229,18 @@ class Operations:
         """
         return self._reduce("sum", arg, dims, dim, keepdim, dtype)
 
+    def prod(
+        self,
+        arg: TensorView,
+        dims: int | Sequence[int] | None = None,
+        keepdim: bool = False,
+        dtype: DataType = DataType.Null,
+        *,
+        dim: int | None = None,
+    ) -> TensorView:
+        """Product over `dims`, with types and arguments as those of `sum`; 1 of nothing."""
+        return self._reduce("prod", arg, dims, dim, keepdim, dtype)
+
     def max(
         self,
         arg: TensorView,
@@ -224,27 +252,87 @@ class Operations:
     ) -> TensorView:
         """Largest value over `dims` (or the one `dim`; all axes if neither); NaN wins.
 
-        `dtype` must stay Null.
+        `dtype` must stay Null. Of nothing: the lowest value, -inf for floats.
         """
         return self._reduce("max", arg, dims, dim, keepdim, dtype)
+
+    def min(
+        self,
+        arg: TensorView,
+        dims: int | Sequence[int] | None = None,
+        keepdim: bool = False,
+        dtype: DataType = DataType.Null,
+        *,
+        dim: int | None = None,
+    ) -> TensorView:
+        """Smallest value over `dims` (or the one `dim`; all axes if neither); NaN wins.
+
+        `dtype` must stay Null. Of nothing: the highest value, +inf for floats.
+        """
+        return self._reduce("min", arg, dims, dim, keepdim, dtype)
+
+    def mean(
+        self,
+        arg: TensorView,
+        dims: int | Sequence[int] | None = None,
+        keepdim: bool = False,
+        *,
+        dim: int | None = None,
+    ) -> TensorView:
+        """Mean over `dims` (or the one `dim`; all axes if neither), in Float or Double."""
+        call, axes = _reduced(
+            "mean", arg, {"dims": dims, "dim": dim} | ({"keepdim": True} if keepdim else {})
+        )
+        return self._tensor(call, arg, lambda program: build.mean(program, arg.name, axes, keepdim))
+
+    def var(
+        self, arg: TensorView, dims: Sequence[int], correction: int = 1, keepdim: bool = False
+    ) -> TensorView:
+        """Variance over `dims`: squared deviations over the number of elements - `correction`."""
+        return self._statistics("var", arg, dims, correction, keepdim)[0]
 
     def var_mean(
         self, arg: TensorView, dims: Sequence[int], correction: int = 1, keepdim: bool = False
     ) -> tuple[TensorView, TensorView]:
         """Variance and mean over `dims`, in this order, in one sweep (Welford's)."""
-        keywords: dict[str, Any] = {"dims": dims}
-        keywords |= {"correction": correction} if correction != 1 else {}
-        keywords |= {"keepdim": True} if keepdim else {}
-        call = Call("fd.ops.var_mean", (arg,), keywords)
+        variance, mean = self._statistics("var_mean", arg, dims, correction, keepdim)
+        return variance, mean
+
+    def welford(
+        self, arg: TensorView, dims: Sequence[int]
+    ) -> tuple[TensorView, TensorView, TensorView]:
+        """Mean, sum of squared deviations (m2) and number of elements (Int) over `dims`."""
+        call = Call("fd.ops.welford", (arg,), {"dims": dims})
         axes = _sequence(call, "dims", dims, int)
         recording = self._recording_of(call, _tensor_argument(call, arg))
 
-        def define(program: Program) -> tuple[Program, tuple[str, str]]:
-            program, variance, mean = build.var_mean(program, arg.name, axes, correction, keepdim)
-            return program, (variance, mean)
+        def define(program: Program) -> tuple[Program, tuple[str, str, str]]:
+            program, *names = build.welford(program, arg.name, axes)
+            return program, (names[0], names[1], names[2])
 
-        variance, mean = recording.define(call, define)
-        return tensor_view(recording, variance), tensor_view(recording, mean)
+        mean, m2, count = recording.define(call, define)
+        return (
+            tensor_view(recording, mean),
+            tensor_view(recording, m2),
+            tensor_view(recording, count),
+        )
+
+    def _statistics(
+        self, function: str, arg: TensorView, dims: Sequence[int], correction: int, keepdim: bool
+    ) -> list[TensorView]:
+        """Variance and, for var_mean, mean."""
+        keywords: dict[str, Any] = {"dims": dims}
+        keywords |= {"correction": correction} if correction != 1 else {}
+        keywords |= {"keepdim": True} if keepdim else {}
+        call = Call(f"fd.ops.{function}", (arg,), keywords)
+        axes = _sequence(call, "dims", dims, int)
+        recording = self._recording_of(call, _tensor_argument(call, arg))
+
+        def define(program: Program) -> tuple[Program, tuple[str, ...]]:
+            program, variance, mean = build.var_mean(program, arg.name, axes, correction, keepdim)
+            return program, (variance, mean) if function == "var_mean" else (variance,)
+
+        return [tensor_view(recording, name) for name in recording.define(call, define)]
 
     def _reduce(
         self,
@@ -255,23 +343,10 @@ class Operations:
         keepdim: bool,
         dtype: DataType,
     ) -> TensorView:
-        keywords: dict[str, Any] = {}
-        keywords |= {"dims": dims} if dims is not None else {}
-        keywords |= {"dim": dim} if dim is not None else {}
+        keywords: dict[str, Any] = {"dims": dims, "dim": dim}
         keywords |= {"keepdim": True} if keepdim else {}
         keywords |= {"dtype": dtype} if dtype is not DataType.Null else {}
-        call = Call(f"fd.ops.{function}", (arg,), keywords)
-        if dims is not None and dim is not None:
-            raise UserTypeError(f"{call}: takes dims or dim, not both")
-        _tensor_argument(call, arg)
-        wanted = dim if dims is None else dims
-        match wanted:
-            case None:
-                axes = None
-            case int() if not isinstance(wanted, bool):
-                axes = (wanted,)
-            case _:
-                axes = _sequence(call, "dims", wanted, int)
+        call, axes = _reduced(function, arg, keywords)
         return self._tensor(
             call,
             arg,
@@ -324,6 +399,25 @@ def _tensor_argument(call: Call, arg: object) -> TensorView:
     if not isinstance(arg, TensorView):
         raise UserTypeError(f"{call}: takes a TensorView, got {type(arg).__name__}")
     return arg
+
+
+def _reduced(
+    function: str, arg: TensorView, keywords: dict[str, Any]
+) -> tuple[Call, tuple[int, ...] | None]:
+    """The call of a reduction, and the dims that it reduces; None are all."""
+    given = {name: value for name, value in keywords.items() if value is not None}
+    call = Call(f"fd.ops.{function}", (arg,), given)
+    if "dims" in given and "dim" in given:
+        raise UserTypeError(f"{call}: takes dims or dim, not both")
+    _tensor_argument(call, arg)
+    wanted = given.get("dims", given.get("dim"))
+    match wanted:
+        case None:
+            return call, None
+        case int() if not isinstance(wanted, bool):
+            return call, (wanted,)
+        case _:
+            return call, _sequence(call, "dims", wanted, int)
 
 
 def _dtype_or_none(dtype: DataType) -> DataType | None:

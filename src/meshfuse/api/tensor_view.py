@@ -23,7 +23,7 @@ ScalarOperand = ScalarName | Literal | IntExpr
 
 
 class Arithmetic(Handle):
-    """Abstract: what the operators do. Comparison is `<` and `>` only: `==` stays identity."""
+    """Abstract: what the operators do. `<` and its like compare elements; `==` stays identity."""
 
     __slots__ = ()
 
@@ -51,14 +51,29 @@ class Arithmetic(Handle):
     def __rtruediv__(self, other: Value) -> Any:
         return apply_function("div", (other, self))
 
+    def __pow__(self, other: Value) -> Any:
+        return apply_function("pow", (self, other))
+
+    def __rpow__(self, other: Value) -> Any:
+        return apply_function("pow", (other, self))
+
     def __neg__(self) -> Any:
         return apply_function("neg", (self,))
+
+    def __abs__(self) -> Any:
+        return apply_function("abs", (self,))
 
     def __lt__(self, other: Value) -> Any:
         return apply_function("lt", (self, other))
 
+    def __le__(self, other: Value) -> Any:
+        return apply_function("le", (self, other))
+
     def __gt__(self, other: Value) -> Any:
-        return apply_function("lt", (other, self))
+        return apply_function("gt", (self, other))
+
+    def __ge__(self, other: Value) -> Any:
+        return apply_function("ge", (self, other))
 
     def __bool__(self) -> bool:
         raise UserTypeError(

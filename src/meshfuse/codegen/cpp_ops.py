@@ -152,10 +152,36 @@ def _divide(args: Sequence[str], dtype: DataType) -> str:
     return _infix("/", None)(args, dtype)
 
 
-def _less(args: Sequence[str], dtype: DataType) -> str:
-    if dtype is DataType.Bool:  # true is -1 in the lanes of a mask
-        return f"~{args[0]} & {args[1]}"
-    return f"mf_less({args[0]}, {args[1]})"
+def _comparison(name: str, of_bool: str, *, swap: bool = False) -> Emit:
+    """`of_bool` is a pattern of the operands: true is -1 in the lanes of a mask, 1 in a scalar."""
+
+    def emit(args: Sequence[str], dtype: DataType) -> str:
+        if dtype is DataType.Bool:
+            return of_bool.format(*args)
+        a, b = reversed(args) if swap else args
+        return f"mf_{name}({a}, {b})"
+
+    return emit
+
+
+def _extremum(functor: str, of_bool: str) -> Emit:
+    def emit(args: Sequence[str], dtype: DataType) -> str:
+        name = of_bool if dtype is DataType.Bool else functor
+        return f"{name}{{}}({args[0]}, {args[1]})"
+
+    return emit
+
+
+def _absolute(args: Sequence[str], dtype: DataType) -> str:
+    if dtype is DataType.Bool:
+        raise Unsupported("C++ kernels have no abs of bool; convert the operand first")
+    return f"mf_absolute({args[0]})"
+
+
+def _power(args: Sequence[str], dtype: DataType) -> str:
+    if dtype is DataType.Bool:
+        raise Unsupported("C++ kernels have no pow of bool; convert the operands first")
+    return f"mf_pow({args[0]}, {args[1]})"
 
 
 def _relu(args: Sequence[str], dtype: DataType) -> str:
@@ -163,26 +189,49 @@ def _relu(args: Sequence[str], dtype: DataType) -> str:
 
 
 SCALAR_EMITTERS: dict[str, Emit] = {
+    "abs": _absolute,
     "neg": _negate,
     "exp": _floats_only("exp"),
+    "log": _floats_only("log"),
+    "sqrt": _floats_only("sqrt"),
     "rsqrt": _floats_only("rsqrt"),
+    "reciprocal": _floats_only("reciprocal"),
+    "sin": _floats_only("sin"),
+    "cos": _floats_only("cos"),
     "tanh": _floats_only("tanh"),
     "erf": _floats_only("erf"),
+    "sigmoid": _floats_only("sigmoid"),
     "relu": _relu,
+    "silu": _floats_only("silu"),
     "gelu": _floats_only("gelu"),
     "add": _infix("+", "|"),
     "sub": _infix("-", None),
     "mul": _infix("*", "&"),
     "div": _divide,
-    "lt": _less,
+    "pow": _power,
+    "maximum": _extremum("mf_maximum", "mf_any"),
+    "minimum": _extremum("mf_minimum", "mf_all_true"),
+    "eq": _comparison("equal", "mf_equal({0}, {1})"),
+    "ne": _comparison("differ", "mf_differ({0}, {1})"),
+    "lt": _comparison("less", "mf_not({0}) & {1}"),
+    "le": _comparison("less_equal", "mf_not({0}) | {1}"),
+    "gt": _comparison("less", "mf_not({1}) & {0}", swap=True),
+    "ge": _comparison("less_equal", "mf_not({1}) | {0}", swap=True),
     "where": lambda args, dtype: f"mf_select({', '.join(args)})",
 }
 """One entry per row of SCALAR_FUNCTIONS."""
 
-REDUCTION_FUNCTORS: dict[str, str] = {"sum": "mf_sum", "max": "mf_maximum"}
+REDUCTION_FUNCTORS: dict[str, str] = {
+    "sum": "mf_sum",
+    "prod": "mf_product",
+    "max": "mf_maximum",
+    "min": "mf_minimum",
+}
 """One functor per row of REDUCTION_FUNCTIONS. Bool has its own, see `reduction_functor`."""
+
+_BOOL_FUNCTORS = {"sum": "mf_any", "prod": "mf_all_true", "max": "mf_any", "min": "mf_all_true"}
 
 
 def reduction_functor(function: str, dtype: DataType) -> str:
-    """The prelude's functor that combines two values; both sum and max of bool mean `any`."""
-    return "mf_any" if dtype is DataType.Bool else REDUCTION_FUNCTORS[function]
+    """The prelude's functor that combines two values; for bool, `or` or `and`."""
+    return (_BOOL_FUNCTORS if dtype is DataType.Bool else REDUCTION_FUNCTORS)[function]

@@ -157,6 +157,7 @@ MF_PAIR_OPERATOR(*)
 MF_PAIR_OPERATOR(/)
 MF_PAIR_OPERATOR(&)
 MF_PAIR_OPERATOR(|)
+MF_PAIR_OPERATOR(^)
 template <class T, int W> MF_INLINE mf_pair<T, W> operator-(mf_pair<T, W> a) {
   return {-a.low, -a.high};
 }
@@ -206,6 +207,23 @@ template <class F, class V> MF_INLINE mf_mask<V> mf_compare(F f, V a, V b) {
 template <class V> MF_INLINE mf_mask<V> mf_less(V a, V b) {
   return mf_compare([](auto x, auto y) { return x < y; }, a, b);
 }
+template <class V> MF_INLINE mf_mask<V> mf_less_equal(V a, V b) {
+  return mf_compare([](auto x, auto y) { return x <= y; }, a, b);
+}
+template <class V> MF_INLINE mf_mask<V> mf_equal(V a, V b) {
+  return mf_compare([](auto x, auto y) { return x == y; }, a, b);
+}
+template <class V> MF_INLINE mf_mask<V> mf_differ(V a, V b) {
+  return mf_compare([](auto x, auto y) { return x != y; }, a, b);
+}
+// Whether any lane of a mask is set.
+MF_INLINE bool mf_any_lane(bool mask) { return mask; }
+MF_INLINE bool mf_any_lane(int32_t mask) { return mask != 0; }
+template <class M> MF_INLINE bool mf_any_lane(M mask) {
+  return mf_any_lane(mf_low(mask) | mf_high(mask));
+}
+MF_INLINE bool mf_not(bool a) { return !a; }
+template <class V> MF_INLINE V mf_not(V a) { return ~a; }
 template <class V> MF_INLINE mf_mask<V> mf_nonzero(V a) {
   return mf_compare([](auto x, auto y) { return x != y; }, a, mf_all<V>(0));
 }
@@ -401,6 +419,24 @@ template <class V> MF_INLINE V mf_with_sign_of(V magnitude, V sign) {
   return mf_bits<float>(mf_bits<uint32_t>(magnitude) | (mf_bits<uint32_t>(sign) & 0x80000000u));
 }
 
+template <class T> constexpr bool mf_is_floating = (T)0.5 != (T)0;
+template <class T> struct mf_integer_of_width { typedef int32_t type; };
+template <> struct mf_integer_of_width<double> { typedef int64_t type; };
+template <class V> MF_INLINE V mf_absolute(V x) {
+  return mf_map([](auto v) {
+    typedef decltype(v) R;
+    typedef mf_element<R> T;
+    if constexpr (mf_is_floating<T>) {
+      typedef typename mf_integer_of_width<T>::type I;
+      constexpr I rest = (I)(~((I)1 << (sizeof(I) * 8 - 1)));  // all bits but the sign
+      typedef mf_tile<I, mf_traits<R>::lanes> B;
+      return mf_bits<T>((B)(mf_bits<I>(v) & mf_all<B>(rest)));
+    } else {
+      return v < mf_all<R>(0) ? -v : v;
+    }
+  }, x);
+}
+
 template <class V> MF_INLINE V mf_sqrt_vector(V x) {
   constexpr bool single = sizeof(mf_element<V>) == 4;
 #if defined(__AVX512F__)
@@ -417,6 +453,12 @@ template <class V> MF_INLINE V mf_sqrt_vector(V x) {
     if constexpr (single) return __builtin_sqrtf(lane);
     else return __builtin_sqrt(lane);
   }, x);
+}
+template <class V> MF_INLINE V mf_sqrt(V x) {
+  return mf_map([](auto v) { return mf_sqrt_vector(v); }, x);
+}
+template <class V> MF_INLINE V mf_reciprocal(V x) {
+  return mf_map([](auto v) { return mf_all<decltype(v)>(1) / v; }, x);
 }
 template <class V> MF_INLINE V mf_rsqrt(V x) {
   return mf_map([](auto v) { return mf_all<decltype(v)>(1) / mf_sqrt_vector(v); }, x);
@@ -470,6 +512,62 @@ template <class V> MF_INLINE V mf_erf_float(V x) {
   return mf_with_sign_of(size < mf_all<V>(0.93f) ? near : far, x);
 }
 
+// x = 2^n m with m in [sqrt(1/2), sqrt(2)); log(1 + f) = f - f^2/2 + f^3 p(f) with f = m - 1. Subnormal
+// numbers are scaled first. n log(2) is added in two parts, the larger one exact.
+template <class V> MF_INLINE V mf_log_float(V x) {
+  typedef mf_tile<int32_t, mf_traits<V>::lanes> I;
+  const auto tiny = x < mf_all<V>(0x1p-126f);
+  const V scaled = tiny ? x * mf_all<V>(0x1p23f) : x;
+  const I bits = mf_bits<int32_t>(scaled);
+  const I shifted = bits - mf_all<I>(0x3f3504f3);  // the bits of sqrt(1/2)
+  const I exponent = (shifted >> 23) - (tiny ? mf_all<I>(23) : mf_all<I>(0));
+  const V f = mf_bits<float>((I)(bits - (shifted & mf_all<I>(-0x800000)))) - mf_all<V>(1.0f);
+  const V n = mf_convert<float>(exponent);
+  const V p = mf_polynomial(f, 3.333331260e-01f, -2.500000960e-01f, 2.000211873e-01f,
+                            -1.666799567e-01f, 1.421955091e-01f, -1.240559142e-01f,
+                            1.188817460e-01f, -1.167564130e-01f, 6.746601328e-02f);
+  const V square = f * f;
+  V low = mf_fma(square * f, p, n * mf_all<V>(-2.12194440e-4f));
+  low = mf_fma(square, mf_all<V>(-0.5f), low);
+  const V finite = mf_fma(n, mf_all<V>(0.693359375f), f + low);
+  const V infinity = mf_all<V>(__builtin_inff());
+  const V ends = x == mf_all<V>(0.0f) ? -infinity : x == infinity ? x : mf_all<V>(__builtin_nanf(""));
+  return (x > mf_all<V>(0.0f)) & (x < infinity) ? finite : ends;
+}
+
+// sin for first = 0, cos for first = 1. x - n pi/2 is taken in double precision, where the product with
+// the first part of pi/2 is exact up to |n| = 2^20: for arguments no larger than that.
+template <int first, class V> MF_INLINE V mf_circular_float(V x) {
+  typedef mf_tile<double, mf_traits<V>::lanes> D;
+  const D wide = mf_convert<double>(x);
+  const D magic = mf_all<D>(6755399441055744.0);  // 1.5 * 2^52: the sum's last place is 1
+  const D shifted = wide * mf_all<D>(0.63661977236758134308) + magic;
+  const D n = shifted - magic;
+  const V r = mf_convert<float>(wide - n * mf_all<D>(0x1.921fb544p+0) -
+                                n * mf_all<D>(0x1.0b4611a626331p-34));
+  const auto quadrant = mf_convert<int32_t>(mf_bits<int64_t>(shifted)) + first;
+  const V square = r * r;
+  const V sine = mf_fma(square * r, mf_polynomial(square, -1.666666664e-01f, 8.333329280e-03f,
+                                                  -1.983930440e-04f, 2.718046387e-06f), r);
+  const V cosine = mf_fma(square * square, mf_polynomial(square, 4.166664555e-02f,
+                                                         -1.388730985e-03f, 2.443241111e-05f),
+                          mf_fma(square, mf_all<V>(-0.5f), mf_all<V>(1.0f)));
+  const V size = (quadrant & 1) != 0 ? cosine : sine;
+  return (quadrant & 2) != 0 ? -size : size;
+}
+// Where a lane is larger, or not finite, libm does them all. sin keeps the sign of -0.
+template <class V> MF_INLINE V mf_sin_float(V x) {
+  const V size = mf_magnitude(x);
+  if (__builtin_expect(mf_any_lane(mf_not(size <= mf_all<V>(1e6f))), 0))
+    return mf_lanewise([](float lane) { return __builtin_sinf(lane); }, x);
+  return size < mf_all<V>(1e-4f) ? x : mf_circular_float<0>(x);
+}
+template <class V> MF_INLINE V mf_cos_float(V x) {
+  if (__builtin_expect(mf_any_lane(mf_not(mf_magnitude(x) <= mf_all<V>(1e6f))), 0))
+    return mf_lanewise([](float lane) { return __builtin_cosf(lane); }, x);
+  return mf_circular_float<1>(x);
+}
+
 // In double precision libm's scalar functions do the work, lane by lane.
 #define MF_FUNCTION(name)                                                                       \
   template <class V> MF_INLINE V mf_##name(V x) {                                               \
@@ -478,8 +576,19 @@ template <class V> MF_INLINE V mf_erf_float(V x) {
     else return mf_map([](auto v) { return mf_##name##_float(v); }, x);                         \
   }
 MF_FUNCTION(exp)
+MF_FUNCTION(log)
+MF_FUNCTION(sin)
+MF_FUNCTION(cos)
 MF_FUNCTION(tanh)
 MF_FUNCTION(erf)
+
+// 1 / (1 + exp(-x)), without overflow.
+template <class V> MF_INLINE V mf_sigmoid(V x) {
+  const V e = mf_exp(-mf_absolute(x));
+  const V one = mf_all<V>(1);
+  return mf_select<V>(mf_less(x, mf_all<V>(0)), e, one) / (one + e);
+}
+template <class V> MF_INLINE V mf_silu(V x) { return x / (mf_all<V>(1) + mf_exp(-x)); }
 
 template <class V> MF_INLINE V mf_gelu(V x) {
   const V half = mf_all<V>((mf_element<V>)0.5);
@@ -489,21 +598,108 @@ template <class V> MF_INLINE V mf_gelu(V x) {
 template <class V> MF_INLINE V mf_relu(V x) {
   return mf_map([](auto v) { return v < mf_all<decltype(v)>(0) ? mf_all<decltype(v)>(0) : v; }, x);
 }
+// A function of two scalars on each lane.
+template <class F, class V> MF_INLINE V mf_lanewise(F f, V a, V b) {
+  return mf_zip([f](auto x, auto y) {
+    typedef decltype(x) R;
+    if constexpr (mf_traits<R>::lanes == 1) {
+      return f(x, y);
+    } else {
+      R result;
+      for (int i = 0; i < mf_traits<R>::lanes; ++i) result[i] = f(x[i], y[i]);
+      return result;
+    }
+  }, a, b);
+}
 // Integers, towards zero. What would trap is defined: x / 0 = 0, lowest / -1 = lowest.
 template <class T> MF_INLINE T mf_divide_scalars(T a, T b) {
   return b == 0 ? 0 : b == -1 ? -a : a / b;
 }
 template <class V> MF_INLINE V mf_divide(V a, V b) {
-  return mf_zip([](auto x, auto y) {
-    typedef decltype(x) R;
-    if constexpr (mf_traits<R>::lanes == 1) {
-      return mf_divide_scalars(x, y);
-    } else {
-      R quotient;
-      for (int i = 0; i < mf_traits<R>::lanes; ++i) quotient[i] = mf_divide_scalars(x[i], y[i]);
-      return quotient;
-    }
-  }, a, b);
+  typedef mf_element<V> T;
+  return mf_lanewise([](T x, T y) { return mf_divide_scalars(x, y); }, a, b);
+}
+
+// ---------------------------------------------------------------- powers
+
+// log2 of positive finite numbers to about 40 bits: x = 2^n m, and with s = (m - 1) / (m + 1)
+// log2(m) = 2 / log(2) * (s + s^3 / 3 + s^5 / 5 + ...).
+template <class D> MF_INLINE D mf_log2_double(D x) {
+  typedef mf_tile<int64_t, mf_traits<D>::lanes> I;
+  const I bits = mf_bits<int64_t>(x);
+  const I shifted = bits - mf_all<I>(0x3fe6a09e667f3bcd);  // the bits of sqrt(1/2)
+  const D m = mf_bits<double>((I)(bits - (shifted & mf_all<I>(-0x10000000000000))));
+  const D s = (m - mf_all<D>(1)) / (m + mf_all<D>(1));
+  const D z = s * s;
+  D series = mf_all<D>(1.0 / 13);
+  series = series * z + mf_all<D>(1.0 / 11);
+  series = series * z + mf_all<D>(1.0 / 9);
+  series = series * z + mf_all<D>(1.0 / 7);
+  series = series * z + mf_all<D>(1.0 / 5);
+  series = series * z + mf_all<D>(1.0 / 3);
+  series = series * z + mf_all<D>(1);
+  return mf_convert<double>((I)(shifted >> 52)) + s * series * mf_all<D>(2.8853900817779268147);
+}
+// 2^x to about 40 bits, for |x| up to 1000.
+template <class D> MF_INLINE D mf_exp2_double(D x) {
+  typedef mf_tile<int64_t, mf_traits<D>::lanes> I;
+  const D magic = mf_all<D>(6755399441055744.0);
+  const D shifted = x + magic;
+  const D r = (x - (shifted - magic)) * mf_all<D>(0.69314718055994530942);
+  D series = mf_all<D>(1.0 / 3628800);
+  series = series * r + mf_all<D>(1.0 / 362880);
+  series = series * r + mf_all<D>(1.0 / 40320);
+  series = series * r + mf_all<D>(1.0 / 5040);
+  series = series * r + mf_all<D>(1.0 / 720);
+  series = series * r + mf_all<D>(1.0 / 120);
+  series = series * r + mf_all<D>(1.0 / 24);
+  series = series * r + mf_all<D>(1.0 / 6);
+  series = series * r + mf_all<D>(1.0 / 2);
+  series = series * r + mf_all<D>(1);
+  series = series * r + mf_all<D>(1);
+  const I exponent = (I)(mf_bits<int64_t>(shifted) << 52);  // the integer stands in the last places
+  return mf_bits<double>((I)(mf_bits<int64_t>(series) + exponent));
+}
+// C's pow: 1 where y is 0 or x is 1, whatever the other is.
+template <class V> MF_INLINE V mf_pow_float(V x, V y) {
+  typedef mf_tile<double, mf_traits<V>::lanes> D;
+  const V zero = mf_all<V>(0), one = mf_all<V>(1), infinity = mf_all<V>(__builtin_inff());
+  const V size = mf_magnitude(x);
+  D exponent = mf_map([](auto v) { return mf_log2_double(v); }, mf_convert<double>(size));
+  exponent = mf_select<D>(mf_equal(size, zero), mf_all<D>(-__builtin_inf()), exponent);
+  exponent = mf_select<D>(mf_equal(size, infinity), mf_all<D>(__builtin_inf()), exponent);
+  exponent = exponent * mf_convert<double>(y);
+  exponent = mf_select<D>(mf_less(mf_all<D>(200), exponent), mf_all<D>(200), exponent);
+  exponent = mf_select<D>(mf_less(exponent, mf_all<D>(-200)), mf_all<D>(-200), exponent);
+  V power = mf_convert<float>(mf_map([](auto v) { return mf_exp2_double(v); }, exponent));
+  power = mf_select<V>(mf_equal(size, one), one, power);  // also to an infinite power
+
+  const auto large = mf_less_equal(mf_all<V>(0x1p24f), mf_magnitude(y));  // an even number
+  const V small = mf_select<V>(large, zero, y);
+  const auto whole = mf_convert<int32_t>(small);
+  const auto is_whole = mf_equal(mf_convert<float>(whole), small);
+  const auto is_odd = is_whole & mf_nonzero(whole & 1);
+  power = mf_select<V>(is_odd, mf_with_sign_of(power, x), power);
+  const auto undefined = mf_less(x, zero) & mf_less(size, infinity) & mf_not(is_whole);
+  const auto unordered = mf_differ(x, x) | mf_differ(y, y) | undefined;
+  power = mf_select<V>(unordered, mf_all<V>(__builtin_nanf("")), power);
+  return mf_select<V>(mf_equal(y, zero) | mf_equal(x, one), one, power);
+}
+// Integers wrap; to a negative power they are 0 but for 1 and -1.
+template <class T> MF_INLINE T mf_pow_integer(T x, T y) {
+  if (y < 0) return x == 1 ? 1 : x == -1 ? (y & 1 ? -1 : 1) : 0;
+  T power = 1;
+  for (; y; y >>= 1, x *= x) power *= y & 1 ? x : 1;
+  return power;
+}
+template <class V> MF_INLINE V mf_pow(V x, V y) {
+  typedef mf_element<V> T;
+  if constexpr (!mf_is_floating<T>)
+    return mf_lanewise([](T a, T b) { return mf_pow_integer(a, b); }, x, y);
+  else if constexpr (sizeof(T) == 8)
+    return mf_lanewise([](T a, T b) { return __builtin_pow(a, b); }, x, y);
+  else
+    return mf_zip([](auto a, auto b) { return mf_pow_float(a, b); }, x, y);
 }
 
 // ---------------------------------------------------------------- reductions
@@ -514,9 +710,20 @@ struct mf_sum {
 struct mf_any {
   template <class V> MF_INLINE_MEMBER V operator()(V a, V b) const { return a | b; }
 };
+struct mf_all_true {
+  template <class V> MF_INLINE_MEMBER V operator()(V a, V b) const { return a & b; }
+};
+struct mf_product {
+  template <class V> MF_INLINE_MEMBER V operator()(V a, V b) const { return a * b; }
+};
 struct mf_maximum {  // NaN wins: a comparison alone would drop it
   template <class V> MF_INLINE_MEMBER V operator()(V a, V b) const {
     return mf_zip([](auto x, auto y) { return (y > x) | (y != y) ? y : x; }, a, b);
+  }
+};
+struct mf_minimum {
+  template <class V> MF_INLINE_MEMBER V operator()(V a, V b) const {
+    return mf_zip([](auto x, auto y) { return (y < x) | (y != y) ? y : x; }, a, b);
   }
 };
 template <class F, class V> MF_INLINE mf_element<V> mf_reduce(F f, V x) {

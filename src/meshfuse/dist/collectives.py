@@ -6,11 +6,11 @@ Both buffers are dense in memory, possibly with permuted strides; what moves are
     reduce_scatter  src = one block for each rank, in team order; out = this rank's, reduced
     all_reduce      out = the reduction of the team's src buffers
 
-Element types: all that meshfuse has; `sum` of bool is refused (count in an integer type instead),
-`max` of bool is "or". reduce_scatter on CPUs and all small sums there add in team order, 16-bit
-floats in float32, rounded once; elsewhere the backend chooses the order and rounds 16-bit floats at
-each addition. `max` gives NaN if any rank has NaN, as torch.amax does; gloo and NCCL both lose it,
-so neither is asked to take a maximum.
+Element types: all that meshfuse has; `sum` and `prod` of bool are refused (use an integer type
+instead), `max` of bool is "or", `min` "and". reduce_scatter on CPUs and all small sums there add in
+team order, 16-bit floats in float32, rounded once; elsewhere the backend chooses the order and
+rounds 16-bit floats at each addition. `max` and `min` give NaN if any rank has NaN, as torch.amax
+does; gloo and NCCL both lose it, so neither is asked for those, nor for products, which are rare.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from meshfuse.base.errors import InvariantError, Unsupported
 
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
-REDUCTIONS = ("sum", "max")
+REDUCTIONS = ("sum", "prod", "max", "min")
 """What `CollectiveRequest.function` may be."""
 
 GATHERED_REDUCTION_BYTES = 1 << 16
@@ -147,9 +147,11 @@ def check_request(request: CollectiveRequest) -> None:
     if request.collective == "all_gather":
         return
     if request.function not in REDUCTIONS:
-        raise Unsupported(f"{request}: ranks can be reduced by {' and '.join(REDUCTIONS)}")
-    if src.dtype == torch.bool and request.function == "sum":
-        raise Unsupported(f"{request}: bool has no sum across ranks; cast it to an integer first")
+        raise Unsupported(f"{request}: ranks can be reduced by {', '.join(REDUCTIONS)}")
+    if src.dtype == torch.bool and request.function in ("sum", "prod"):
+        raise Unsupported(
+            f"{request}: bool has no {request.function} across ranks; cast it to an integer first"
+        )
 
 
 def moves_nothing(request: CollectiveRequest) -> bool:
@@ -176,7 +178,7 @@ def post(backend: CollectiveBackend, request: CollectiveRequest) -> Posting:
         return perform_alone(request)
     check_request(request)
     src, out = memory_of(request.src), memory_of(request.out)
-    if src.dtype == torch.bool:  # NCCL has no bool; on bytes, max is "or"
+    if src.dtype == torch.bool:  # NCCL has no bool; on bytes, max is "or" and min "and"
         src, out = src.view(torch.uint8), out.view(torch.uint8)
     match request.collective:
         case "all_gather":
@@ -192,7 +194,7 @@ def _post_all_reduce(
 ) -> Posting:
     ranks = len(request.team)
     is_small = not src.is_cuda and request.bytes * ranks <= GATHERED_REDUCTION_BYTES
-    if request.function == "max" or is_small:
+    if request.function != "sum" or is_small:
         gathered = src.new_empty((ranks, src.numel()))
         work = _gather(backend, src, gathered.view(-1))
         return Posting(request, work, lambda: reduce_blocks(gathered, request.function, out))
@@ -233,8 +235,13 @@ def reduce_blocks(
     says."""
     total = blocks[0].to(_ACCUMULATION_TYPES.get(out.dtype, out.dtype), copy=True)
     for block in blocks[1:]:
-        if function == "sum":
-            total.add_(block)
-        else:
-            torch.maximum(total, block.to(total.dtype), out=total)
+        match function:
+            case "sum":
+                total.add_(block)
+            case "prod":
+                total.mul_(block)
+            case "min":
+                torch.minimum(total, block.to(total.dtype), out=total)
+            case _:
+                torch.maximum(total, block.to(total.dtype), out=total)
     out.copy_(total)

@@ -10,7 +10,7 @@ from meshfuse.ir.build_definitions import (
     size,
 )
 from meshfuse.ir.build_pointwise import cast, pointwise
-from meshfuse.ir.build_reduction import reduction, var_mean
+from meshfuse.ir.build_reduction import mean, reduction, var_mean, welford
 from meshfuse.ir.build_shape import broadcast, broadcast_in_dim, permute, set_, squeeze
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "linear",
     "literal",
     "matmul",
+    "mean",
     "permute",
     "pointwise",
     "reduction",
@@ -31,4 +32,5 @@ __all__ = [
     "size",
     "squeeze",
     "var_mean",
+    "welford",
 ]

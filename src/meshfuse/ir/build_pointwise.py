@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshfuse.base.dtypes import DataType
+from meshfuse.base.dtypes import DataType, promote
 from meshfuse.base.errors import UserError
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.build_shape import broadcast, set_
 from meshfuse.ir.describe import describe_call
-from meshfuse.ir.infer import as_tensor, infer, is_tensor, pointwise_dtypes, promoted_dtype
+from meshfuse.ir.infer import (
+    as_tensor,
+    dtypes_after_promotion,
+    infer,
+    is_tensor,
+    lookup_in,
+    operand_dtype,
+    values_of,
+)
 from meshfuse.ir.ops import Cast, Operand, Pointwise
-from meshfuse.ir.pointwise import SCALAR_FUNCTIONS, ResultRule
+from meshfuse.ir.pointwise import SCALAR_FUNCTIONS
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import append, define, fresh_scalar_name, fresh_tensor_name, new_tensor
 
@@ -49,20 +57,27 @@ def pointwise(
 def _cast_zero_dim(
     program: Program, function: str, args: Sequence[Operand]
 ) -> tuple[Program, Sequence[Operand]]:
-    """Cast the 0-dim tensors that promotion ranks below others: with inserted axes it would not."""
-    first = 1 if SCALAR_FUNCTIONS[function].rule is ResultRule.select else 0
-    values = args[first:]
+    """Cast the 0-dim tensors that promotion ranks below others, to the type it would then give.
+
+    Reduced axes count as dimensions, as in nvFuser: the sum of all elements is not outranked.
+    """
+    values, lookup = values_of(function, args), lookup_in(program)
     tensors = [tensor for arg in values if (tensor := as_tensor(program, arg)) is not None]
     outranked = [tensor for tensor in tensors if not program.tensor(tensor).logical]
     if len(outranked) == len(tensors):
         return program, args
-    promoted = promoted_dtype(program, values)
-    dtype, _ = pointwise_dtypes(program, function, args)
+    promoted = promote(
+        [program.tensor(tensor).dtype for tensor in tensors if tensor not in outranked],
+        [program.tensor(tensor).dtype for tensor in outranked],
+        [operand_dtype(arg, lookup)[0] for arg in values if not is_tensor(program, arg)],
+    )
+    dtype, _ = dtypes_after_promotion(function, promoted)
     casts: dict[Operand, TensorName] = {}
     for tensor in dict.fromkeys(outranked):
         if program.tensor(tensor).dtype is not promoted:
             program, casts[tensor] = cast(program, tensor, dtype)
-    return program, [*args[:first], *(casts.get(arg, arg) for arg in values)]
+    unchanged = len(args) - len(values)
+    return program, [*args[:unchanged], *(casts.get(arg, arg) for arg in values)]
 
 
 def cast(program: Program, src: TensorName, dtype: DataType) -> tuple[Program, TensorName]:

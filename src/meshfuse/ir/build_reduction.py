@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from meshfuse.base.dtypes import DataType, compute_dtype, is_floating
 from meshfuse.base.errors import UserError
 from meshfuse.base.orders import wrap_dims
-from meshfuse.expr import IntExpr, maximum, mul
+from meshfuse.expr import IntExpr, const, maximum, mul
 from meshfuse.ir.axes import AxisKind, TensorName
 from meshfuse.ir.build_pointwise import cast, pointwise
 from meshfuse.ir.build_shape import broadcast, set_, squeeze
@@ -29,15 +29,15 @@ def reduction(
 ) -> tuple[Program, TensorName]:
     """Reduce `dims` (all axes if None) by a row of REDUCTION_FUNCTIONS.
 
-    Sums of Int32 and Bool are Int. `dtype` (sum only) casts before reducing. Axes declared of size
-    1 are squeezed; a 0-dim tensor is copied. Raises UserError for dims that are empty, out of range
+    Sums and products of Int32 and Bool are Int. `dtype` (of those only) casts before reducing. Axes
+    declared of size 1 are squeezed; a 0-dim tensor is copied. Raises UserError for dims that are empty, out of range
     or repeated.
     """
     arguments = {"dims": dims, "keepdim": keepdim} | ({"dtype": dtype.value} if dtype else {})
     call = describe_call(program, function, [src], **arguments)
     if function not in REDUCTION_FUNCTIONS:
         raise UserError(f"{call}: no such reduction; there are {', '.join(REDUCTION_FUNCTIONS)}")
-    if dtype is not None and function != "sum":
+    if dtype is not None and function not in ("sum", "prod"):
         raise UserError(f"{call}: {function} keeps the element type; cast the operand instead")
     wanted = dtype or reduction_dtype(function, program.tensor(src).dtype)
     axes = _reduced_dims(program, src, dims, call)
@@ -56,6 +56,45 @@ def reduction(
     return _keep_dims(program, out, axes, keepdim)
 
 
+def mean(
+    program: Program, src: TensorName, dims: Sequence[int] | None = None, keepdim: bool = False
+) -> tuple[Program, TensorName]:
+    """The sum over `dims` (all axes if None), by the number of elements; NaN of none.
+
+    Double stays Double, all else gives Float. Raises UserError for dims that are empty, out of
+    range or repeated.
+    """
+    call = describe_call(program, "mean", [src], dims=dims, keepdim=keepdim)
+    axes = _reduced_dims(program, src, dims, call)
+    extents = [program.tensor(src).tensor_axes[axis].extent for axis in axes]
+    wanted = compute_dtype(program.tensor(src).dtype)
+    wanted = wanted if is_floating(wanted) else DataType.Float
+    if is_floating(program.tensor(src).dtype) and program.tensor(src).dtype is not wanted:
+        program, src = cast(program, src, wanted)
+    program, total = reduction(program, "sum", src, dims, keepdim)
+    if program.tensor(total).dtype is not wanted:
+        program, total = cast(program, total, wanted)
+    program, quotient = pointwise(program, "div", [total, mul(const(1), *extents)])
+    return program, TensorName(quotient)
+
+
+def welford(
+    program: Program, src: TensorName, dims: Sequence[int]
+) -> tuple[Program, TensorName, TensorName, TensorName]:
+    """Mean, sum of squared deviations and (Int) number of elements over `dims`, in one sweep.
+
+    16-bit floats are computed and returned as Float. Raises UserError for other than floating
+    types and for dims that are empty, out of range or repeated.
+    """
+    call = describe_call(program, "welford", [src], dims=dims)
+    axes = _reduced_dims(program, src, dims, call)
+    program, src = _floating_operand(program, src, call)
+    program, average = fresh_tensor_name(program)
+    program, m2 = fresh_tensor_name(program)
+    program, count = fresh_tensor_name(program)
+    return define(program, Welford(average, m2, count, src, axes)), average, m2, count
+
+
 def var_mean(
     program: Program,
     src: TensorName,
@@ -72,19 +111,24 @@ def var_mean(
         program, "var_mean", [src], dims=dims, correction=correction, keepdim=keepdim
     )
     axes = _reduced_dims(program, src, dims, call)
-    dtype = program.tensor(src).dtype
-    if not is_floating(dtype):
-        raise UserError(f"{call}: takes floating types; cast the operand first")
-    if compute_dtype(dtype) is not dtype:
-        program, src = cast(program, src, compute_dtype(dtype))
+    program, src = _floating_operand(program, src, call)
     program, squeezed, remaining = _squeeze_reduced(program, src, axes)
     extents = [program.tensor(squeezed).tensor_axes[axis].extent for axis in remaining]
-    program, mean, m2 = _mean_and_deviations(program, squeezed, remaining)
+    program, average, m2 = _mean_and_deviations(program, squeezed, remaining)
     divisor: IntExpr = maximum(mul(*extents) - correction, 0)
     program, quotient = pointwise(program, "div", [m2, divisor])
     program, variance = _keep_dims(program, TensorName(quotient), axes, keepdim)
-    program, mean = _keep_dims(program, mean, axes, keepdim)
-    return program, variance, mean
+    program, average = _keep_dims(program, average, axes, keepdim)
+    return program, variance, average
+
+
+def _floating_operand(program: Program, src: TensorName, call: str) -> tuple[Program, TensorName]:
+    """`src` in the type that statistics of it are computed in."""
+    dtype = program.tensor(src).dtype
+    if not is_floating(dtype):
+        raise UserError(f"{call}: takes floating types; cast the operand first")
+    wanted = compute_dtype(dtype)
+    return (program, src) if wanted is dtype else cast(program, src, wanted)
 
 
 def _mean_and_deviations(
@@ -94,12 +138,12 @@ def _mean_and_deviations(
     if not axes:
         # A single element deviates by x - x: 0, or NaN for an infinite one.
         program, deviation = pointwise(program, "sub", [src, src])
-        program, mean = set_(program, src)
-        return program, mean, TensorName(deviation)
-    program, mean = fresh_tensor_name(program)
+        program, average = set_(program, src)
+        return program, average, TensorName(deviation)
+    program, average = fresh_tensor_name(program)
     program, m2 = fresh_tensor_name(program)
     program, count = fresh_tensor_name(program)
-    return define(program, Welford(mean, m2, count, src, axes)), mean, m2
+    return define(program, Welford(average, m2, count, src, axes)), average, m2
 
 
 def _reduced_dims(

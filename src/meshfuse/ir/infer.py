@@ -7,7 +7,7 @@ output's definition. Where extents meet, a static one is kept, else the first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import final
@@ -17,6 +17,7 @@ from meshfuse.base.dtypes import (
     DataType,
     compute_dtype,
     is_floating,
+    is_integral,
     promote,
 )
 from meshfuse.base.errors import UserError
@@ -73,29 +74,42 @@ def tensor_shape(program: Program, tensor: TensorName) -> tuple[AxisShape, ...]:
 # Element types.
 
 
-def operand_dtype(program: Program, operand: Operand) -> DataType:
-    """The type an operand takes part with in promotion; scalars of 16 bits count as Float."""
+Lookup = Callable[[TensorName | ScalarName], tuple[DataType, bool]]
+"""The element type of a name, and whether it is a tensor."""
+
+
+def lookup_in(program: Program) -> Lookup:
+    """The types of a program's names."""
+    tensors, scalars = program.fusion.tensors, program.fusion.scalars
+
+    def lookup(name: TensorName | ScalarName) -> tuple[DataType, bool]:
+        tensor = tensors.get(TensorName(name))
+        return (scalars[ScalarName(name)].dtype, False) if tensor is None else (tensor.dtype, True)
+
+    return lookup
+
+
+def operand_dtype(operand: Operand, lookup: Lookup) -> tuple[DataType, bool]:
+    """The type with which an operand is promoted, and whether it is a tensor.
+
+    Scalars of 16 bits count as Float.
+    """
     if isinstance(operand, Literal):
-        return compute_dtype(operand.dtype)
+        return compute_dtype(operand.dtype), False
     if isinstance(operand, IntExpr):
-        return DataType.Int
-    tensor = as_tensor(program, operand)
-    if tensor is not None:
-        return program.tensor(tensor).dtype
-    return compute_dtype(program.fusion.scalars[ScalarName(operand)].dtype)
+        return DataType.Int, False
+    dtype, is_tensor = lookup(operand)
+    return (dtype if is_tensor else compute_dtype(dtype)), is_tensor
 
 
-def promoted_dtype(program: Program, operands: Sequence[Operand]) -> DataType:
-    """Promotion over the three groups. Reduced axes count as dimensions, as in nvFuser."""
-    dimensioned: list[DataType] = []
-    zero_dim: list[DataType] = []
-    scalars: list[DataType] = []
-    for operand in operands:
-        group, tensor = scalars, as_tensor(program, operand)
-        if tensor is not None:
-            group = dimensioned if program.tensor(tensor).logical else zero_dim
-        group.append(operand_dtype(program, operand))
-    return promote(dimensioned, zero_dim, scalars)
+def promoted_dtype(operands: Sequence[Operand], lookup: Lookup) -> DataType:
+    """Promotion in an expression: tensors of any rank, then scalars.
+
+    Who builds an expression ranks 0-dim tensors below others, and casts those that lose.
+    """
+    found = [operand_dtype(operand, lookup) for operand in operands]
+    tensors = [dtype for dtype, is_tensor in found if is_tensor]
+    return promote(tensors, (), [dtype for dtype, is_tensor in found if not is_tensor])
 
 
 def is_tensor(program: Program, operand: Operand) -> bool:
@@ -116,9 +130,18 @@ def pointwise_dtypes(
 
     The condition of `where` stays bool. 16-bit floats then compute in float32.
     """
-    rule = SCALAR_FUNCTIONS[function].rule
-    promoted = promoted_dtype(program, args[1:] if rule is ResultRule.select else args)
-    match rule:
+    promoted = promoted_dtype(values_of(function, args), lookup_in(program))
+    return dtypes_after_promotion(function, promoted)
+
+
+def values_of(function: str, args: Sequence[Operand]) -> Sequence[Operand]:
+    """The operands that take part in promotion: all but the condition of `where`."""
+    return args[1:] if SCALAR_FUNCTIONS[function].rule is ResultRule.select else args
+
+
+def dtypes_after_promotion(function: str, promoted: DataType) -> tuple[DataType, DataType]:
+    """As `pointwise_dtypes`, from the promoted type of the values."""
+    match SCALAR_FUNCTIONS[function].rule:
         case ResultRule.default:
             result = compute_dtype(promoted)
             return result, result
@@ -132,8 +155,8 @@ def pointwise_dtypes(
 
 
 def reduction_dtype(function: str, dtype: DataType) -> DataType:
-    """Sums of Int32 and Bool are Int; all else keeps its type."""
-    if function == "sum" and dtype in (DataType.Int32, DataType.Bool):
+    """Sums and products of Int32 and Bool are Int; all else keeps its type."""
+    if function in ("sum", "prod") and dtype in (DataType.Int32, DataType.Bool):
         return DataType.Int
     return dtype
 
@@ -174,11 +197,13 @@ def _(expr: Pointwise, program: Program) -> tuple[Result, ...]:
     if len(expr.args) != row.arity:
         raise UserError(f"{call}: takes {row.arity} operands, got {len(expr.args)}")
     if row.rule is ResultRule.select:
-        if operand_dtype(program, expr.args[0]) is not DataType.Bool:
+        if operand_dtype(expr.args[0], lookup_in(program))[0] is not DataType.Bool:
             raise UserError(f"{call}: Condition should be of DataType Bool")
     operands, result = pointwise_dtypes(program, expr.function, expr.args)
     if operands is DataType.Bool and not row.takes_bool:
         raise UserError(f"{call}: not defined for bool; cast an operand first")
+    if is_integral(operands) and not row.takes_integers:
+        raise UserError(f"{call}: takes floating types; cast the operand first")
     tensors = [as_tensor(program, arg) for arg in expr.args]
     shapes = [tensor_shape(program, tensor) for tensor in tensors if tensor is not None]
     return (Result(result, _align(call, *shapes), is_tensor=bool(shapes)),)

@@ -431,8 +431,16 @@ class ReductionEvaluator:
     reduce: Callable[[torch.Tensor, list[int]], torch.Tensor]
 
 
+def _product(lanes: torch.Tensor, dimensions: list[int]) -> torch.Tensor:
+    for dimension in dimensions:
+        lanes = lanes.prod(dimension, keepdim=True, dtype=lanes.dtype)
+    return lanes
+
+
 REDUCTION_EVALUATORS: dict[str, ReductionEvaluator] = {
     "sum": ReductionEvaluator(torch.add, lambda t, dims: t.sum(dims, keepdim=True, dtype=t.dtype)),
+    "prod": ReductionEvaluator(torch.mul, _product),
     "max": ReductionEvaluator(torch.maximum, lambda t, dims: t.amax(dims, keepdim=True)),
+    "min": ReductionEvaluator(torch.minimum, lambda t, dims: t.amin(dims, keepdim=True)),
 }
 """One entry per row of REDUCTION_FUNCTIONS."""

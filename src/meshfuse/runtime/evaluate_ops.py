@@ -16,13 +16,14 @@ from typing import final
 import torch
 from torch.nn import functional
 
-from meshfuse.base.dtypes import DataType, Scalar, compute_dtype, promote
+from meshfuse.base.dtypes import DataType, Scalar, compute_dtype
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.trace import Trace
 from meshfuse.expr import IntExpr, Symbol
 from meshfuse.expr import evaluate as evaluate_int
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.comm import Communication
+from meshfuse.ir.infer import dtypes_after_promotion, promoted_dtype, values_of
 from meshfuse.ir.ops import (
     Broadcast,
     Cast,
@@ -148,30 +149,15 @@ def _(expr: Pointwise, env: Environment) -> tuple[Value, ...]:
 
 def _compute_dtype(expr: Pointwise, env: Environment) -> DataType:
     """The type the operands are converted to. Bool computes as an integer, as it does in C."""
-    rule = SCALAR_FUNCTIONS[expr.function].rule
-    if rule is ResultRule.comparison:
-        dtype = _promoted(expr.args, env)
-    else:
-        dtype = env.dtypes[expr.out]
-    if rule is ResultRule.select:
+
+    def lookup(name: TensorName | ScalarName) -> tuple[DataType, bool]:
+        return env.dtypes[name], name in env.shapes
+
+    promoted = promoted_dtype(values_of(expr.function, expr.args), lookup)
+    dtype, _ = dtypes_after_promotion(expr.function, promoted)
+    if SCALAR_FUNCTIONS[expr.function].rule is ResultRule.select:
         return dtype
     return DataType.Int if dtype is DataType.Bool else compute_dtype(dtype)
-
-
-def _promoted(args: Sequence[Operand], env: Environment) -> DataType:
-    dimensioned: list[DataType] = []
-    zero_dim: list[DataType] = []
-    scalars: list[DataType] = []
-    for arg in args:
-        if isinstance(arg, Literal):
-            scalars.append(compute_dtype(arg.dtype))
-        elif isinstance(arg, IntExpr):
-            scalars.append(DataType.Int)
-        elif arg not in env.shapes:
-            scalars.append(compute_dtype(env.dtypes[arg]))
-        else:
-            (dimensioned if env.shapes[TensorName(arg)] else zero_dim).append(env.dtypes[arg])
-    return promote(dimensioned, zero_dim, scalars)
 
 
 def _convert(arg: Operand, dtype: DataType, env: Environment) -> torch.Tensor:
@@ -243,29 +229,51 @@ def _(expr: Reduction, env: Environment) -> tuple[Value, ...]:
     return (result.to(out_dtype),)
 
 
-def _sum(src: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+def _accumulation_type(dtype: torch.dtype) -> torch.dtype:
     """Integers and bool accumulate in int64, floats of 16 bits in float32."""
-    if not src.dtype.is_floating_point:
-        return src.sum(axes, dtype=torch.int64)
-    return src.sum(axes, dtype=torch.float32 if src.dtype.itemsize < 4 else src.dtype)
+    if not dtype.is_floating_point:
+        return torch.int64
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def _sum(src: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+    return src.sum(axes, dtype=_accumulation_type(src.dtype))
+
+
+def _prod(src: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+    for axis in sorted(axes, reverse=True):
+        src = src.prod(axis, dtype=_accumulation_type(src.dtype))
+    return src
 
 
 def _max(src: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-    if all(src.shape[axis] for axis in axes):
-        return src.amax(axes)
+    return src.amax(axes) if _has_elements(src, axes) else _limits(src, axes, lowest=True)
+
+
+def _min(src: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+    return src.amin(axes) if _has_elements(src, axes) else _limits(src, axes, lowest=False)
+
+
+def _has_elements(src: torch.Tensor, axes: tuple[int, ...]) -> bool:
+    return all(src.shape[axis] for axis in axes)
+
+
+def _limits(src: torch.Tensor, axes: tuple[int, ...], *, lowest: bool) -> torch.Tensor:
+    """The end of the type's range in place of what is reduced."""
     kept = [size for axis, size in enumerate(src.shape) if axis not in axes]
-    return src.new_full(kept, _lowest(src.dtype))
-
-
-def _lowest(dtype: torch.dtype) -> Scalar:
-    if dtype.is_floating_point:
-        return -math.inf
-    return False if dtype is torch.bool else torch.iinfo(dtype).min
+    if src.dtype.is_floating_point:
+        return src.new_full(kept, -math.inf if lowest else math.inf)
+    if src.dtype == torch.bool:
+        return src.new_full(kept, not lowest)
+    limits = torch.iinfo(src.dtype)
+    return src.new_full(kept, limits.min if lowest else limits.max)
 
 
 _REDUCTIONS: dict[str, Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]] = {
     "sum": _sum,
+    "prod": _prod,
     "max": _max,
+    "min": _min,
 }
 
 

@@ -84,6 +84,10 @@ def test_operators_record_the_operations() -> None:
     fd.add_output(x < y)
     fd.add_output(x > y)
     fd.add_output(x < 1)
+    fd.add_output(x >= y)
+    fd.add_output(2 <= x)
+    fd.add_output(abs(x) ** 2)
+    fd.add_output(2**x)
     text = str(fd)
     for statement in (
         "tv2 = fd.ops.add(tv0, tv1)",
@@ -93,8 +97,13 @@ def test_operators_record_the_operations() -> None:
         "tv6 = fd.ops.sub(tv5, tv0)",
         "tv7 = fd.ops.neg(tv6)",
         "tv8 = fd.ops.lt(tv0, tv1)",
-        "tv9 = fd.ops.lt(tv1, tv0)",
+        "tv9 = fd.ops.gt(tv0, tv1)",
         "tv10 = fd.ops.lt(tv0, 1)",
+        "tv11 = fd.ops.ge(tv0, tv1)",
+        "tv12 = fd.ops.ge(tv0, 2)",
+        "tv13 = fd.ops.abs(tv0)",
+        "tv14 = fd.ops.pow(tv13, 2)",
+        "tv15 = fd.ops.pow(2, tv0)",
     ):
         assert statement in text
 

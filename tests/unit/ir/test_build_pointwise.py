@@ -233,7 +233,11 @@ def test_errors_restate_the_call() -> None:
             r"add\(T0 f32\[2, 3\], T1 f32\[i0, 4\]\): sizes 3 and 4 meet on one axis; they must",
         ),
         ("add", (x,), r"add\(T0 f32\[2, 3\]\): takes 2 operands, got 1"),
-        ("power", (x, two), r"power\(T0 f32\[2, 3\], 2.0\): no such function; there are neg, exp"),
+        (
+            "power",
+            (x, two),
+            r"power\(T0 f32\[2, 3\], 2.0\): no such function; there are abs, neg, exp",
+        ),
         ("where", (x, x, x), r"Condition should be of DataType Bool"),
         ("where", (two, x, x), r"Condition should be of DataType Bool"),
         ("neg", (flags,), r"neg\(T2 bool\[3\]\): not defined for bool; cast an operand first"),
@@ -252,8 +256,13 @@ def test_bool_where_it_means_something() -> None:
         assert result_dtype(recorder, function, flags, flags) is B
     assert result_dtype(recorder, "sub", flags, build.literal(1)) is I64
     assert {row.name for row in SCALAR_FUNCTIONS.values() if not row.takes_bool} == {
-        "neg", "relu", "sub", "div"
+        "abs", "neg", "relu", "silu", "sub", "div", "pow"
     }  # fmt: skip
+    for function in ("maximum", "minimum", "le", "ge", "gt", "eq", "ne"):
+        assert result_dtype(recorder, function, flags, flags) is B
+    integers = recorder.input([3], I64)
+    with pytest.raises(UserError, match="takes floating types"):
+        build.pointwise(recorder.program, "silu", [integers])
 
 
 # Casts.

@@ -114,7 +114,7 @@ def test_an_explicit_type_casts_first() -> None:
         (("sum", []), UserError, "names no dim to reduce; leave dims out to reduce all 2"),
         (("sum", 1), UserTypeError, "dims are a list of ints"),
         (("sum", [1.0]), UserTypeError, "a dim is an int"),
-        (("prod", [0]), UserError, "no such reduction; there are sum, max"),
+        (("median", [0]), UserError, "no such reduction; there are sum, prod, max, min"),
         (
             ("max", [0], False, DataType.Half),
             UserError,

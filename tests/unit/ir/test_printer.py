@@ -224,7 +224,7 @@ def test_every_expression_has_a_statement() -> None:
             "column 27: expected a mesh (DeviceMesh([0, 0]): each",
         ),
         ("T0 = neg(2.0:f33)", "column 16: expected one of f64"),
-        ("T0 = power(T1)", "column 8: expected an op, one of add,"),
+        ("T0 = power(T1)", "column 8: expected an op, one of abs, add,"),
     ],
 )
 def test_errors_say_where(line: str, message: str) -> None:

@@ -56,6 +56,15 @@ LIMITS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], list[torch.Tenso
         1.3,
     ),
     ("rsqrt", torch.rsqrt, [every_float(1e-38, 3e38)], 1.5),
+    ("sqrt", torch.sqrt, [every_float(1e-44, 3e38)], 0.5),
+    ("reciprocal", torch.reciprocal, [every_float(1e-37, 3e38)], 0.5),
+    ("log", torch.log, [every_float(1e-44, 3e38), torch.linspace(0.5, 2, 400_000)], 1.0),
+    # Beyond 1e6 libm takes over.
+    ("sin", torch.sin, [every_float(1e-40, 3e38), torch.linspace(-1000, 1000, 400_000)], 1.7),
+    ("cos", torch.cos, [every_float(1e-40, 3e38), torch.linspace(-1000, 1000, 400_000)], 1.7),
+    # A division of a rounded sum on top of exp.
+    ("sigmoid", torch.sigmoid, [torch.linspace(-87, 87, 400_000)], 2.5),
+    ("silu", torch.nn.functional.silu, [torch.linspace(-85, 87, 400_000)], 2.5),
 ]
 
 
@@ -75,7 +84,49 @@ def test_functions_of_float_in_ulp(
     assert error <= limit, f"{name} is off by {error} ulp"
 
 
-@pytest.mark.parametrize("name", ["exp", "tanh", "erf"])
+def run_binary(
+    compiler: KernelCompiler, name: str, dtype: DataType, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    out = torch.empty_like(x)
+    compiler.compile_source(print_cpp(hand.binary(name, dtype)))(
+        [x, y, out], {}, {"columns": x.numel()}
+    )
+    return out
+
+
+def test_pow_of_floats_in_ulp(compiler: KernelCompiler) -> None:
+    generator = torch.Generator().manual_seed(0)
+    exponents = torch.randn(400_000, generator=generator) * 10
+    x = torch.exp(torch.randn(400_000, generator=generator, dtype=torch.float64) * 5).float()
+    near_one = 1 + torch.randn(400_000, generator=generator) * 1e-3
+    x, y = torch.cat([x, near_one]), torch.cat([exponents, exponents * 2000])
+    out, exact = (
+        run_binary(compiler, "pow", DataType.Float, x, y),
+        torch.pow(x.double(), y.double()),
+    )
+    inside = (exact < 3.4e38) & (exact > 1e-44)
+    assert ulp_error(out[inside], exact[inside]) <= 0.6
+
+
+FLOAT_ENDS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0, 2.5, 1e38, -1e38, 1e-40]
+FLOAT_ENDS += [16777217.0, 16777215.0, -16777215.0, float("inf"), float("-inf"), float("nan")]
+INTEGER_ENDS = [0, 1, -1, 2, -2, 3, 10, 31, 63, -(2**31), 2**31 - 1]
+
+
+@pytest.mark.parametrize("dtype", [DataType.Float, DataType.Double, DataType.Int, DataType.Int32])
+def test_pow_at_the_ends(compiler: KernelCompiler, dtype: DataType) -> None:
+    """All pairs, signs of zeros and infinities included; integers wrap."""
+    floating = dtype in (DataType.Float, DataType.Double)
+    ends = torch.tensor(FLOAT_ENDS if floating else INTEGER_ENDS, dtype=to_torch_dtype(dtype))
+    x, y = ends.repeat_interleave(len(ends)), ends.repeat(len(ends))
+    out, expected = run_binary(compiler, "pow", dtype, x, y), torch.pow(x, y)
+    tolerance = 1e-6 if floating else 0
+    torch.testing.assert_close(out, expected, rtol=tolerance, atol=0, equal_nan=True)
+    if floating:
+        assert bool(((out.signbit() == expected.signbit()) | out.isnan()).all())
+
+
+@pytest.mark.parametrize("name", ["exp", "tanh", "erf", "sin", "cos", "sigmoid"])
 def test_functions_of_double(compiler: KernelCompiler, name: str) -> None:
     x = torch.linspace(-20, 20, 100_000, dtype=torch.float64)
     out = run(compiler, hand.unary(name, DataType.Double), x, torch.float64)
