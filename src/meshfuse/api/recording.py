@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, final
+
+import torch
 
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import UserError
@@ -21,6 +24,9 @@ from meshfuse.ir.mesh import DeviceMesh, ParallelType
 from meshfuse.ir.program import Program
 
 AnyHandle = TypeVar("AnyHandle", bound="Handle")
+
+LONGEST_TEXT = 200
+"""Characters of an argument that an error shows."""
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z_0-9.]*")
 
@@ -149,8 +155,14 @@ def to_source(value: object) -> str:
 
 
 def to_text(value: object) -> str:
-    """`value` as an error restates it."""
-    return value.to_text() if isinstance(value, Handle) else _render_value(value, to_text)
+    """`value` as an error restates it: one line, and no more of it than says what it is."""
+    match value:
+        case Handle():
+            return value.to_text()
+        case torch.Tensor():
+            return f"tensor of shape {list(value.shape)}"
+        case _:
+            return textwrap.shorten(_render_value(value, to_text), LONGEST_TEXT, placeholder="...")
 
 
 def _render_value(value: object, render: Callable[[object], str]) -> str:

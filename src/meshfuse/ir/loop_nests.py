@@ -51,7 +51,7 @@ def merge(program: Program, tensor: TensorName, outer_axis: int, inner_axis: int
     outer = _transformable(program, tensor, outer_axis, call)
     inner = _transformable(program, tensor, inner_axis, call)
     if outer == inner:
-        raise UserError(f"{call}: needs two axes")
+        raise UserError(f"{call}: needs two different axes")
     domains = program.leaf_domains(tensor)
     kinds = (domains[outer].kind, domains[inner].kind)
     if kinds[0].is_tensor_axis != kinds[1].is_tensor_axis or AxisKind.partial in kinds:

@@ -82,7 +82,12 @@ def inlined(program: Program, tensor: TensorName) -> Program:
         (transforms.split, (0, 0), UserError, "factor must be at least 1"),
         (transforms.split, (0, -2), UserError, "factor must be at least 1"),
         (transforms.split, (0, 2.0), UserTypeError, "factor must be an int, got float"),
-        (transforms.merge, (0, 0), UserError, r"merge\(T0, outer=0, inner=0\): needs two axes"),
+        (
+            transforms.merge,
+            (0, 0),
+            UserError,
+            r"outer=0, inner=0\): needs two different axes",
+        ),
         (transforms.merge, (0, 2), UserError, "must lie in"),
         (transforms.reorder, ({0: 2},), UserError, r"reorder\(T0, \{0: 2\}\): dim 2 must lie in"),
         (transforms.reorder, ({0: 1, 1: 1},), UserError, "each axis moves once, and to a place"),
