@@ -9,6 +9,7 @@ import torch
 
 from meshfuse import FusionDefinition
 from meshfuse.base.dtypes import Scalar
+from meshfuse.base.trace import Trace
 from meshfuse.codegen.source import KernelSource
 from meshfuse.dist.communicator import Communicator
 from meshfuse.host.executors import HostIrExecutor
@@ -18,6 +19,7 @@ from meshfuse.pipeline import compile
 from meshfuse.runtime.arguments import signature_of
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.evaluate_kernel import evaluate_kernel
+from meshfuse.runtime.launch import BoundKernel
 
 Run = Callable[[FusionDefinition, Sequence[torch.Tensor]], list[torch.Tensor]]
 
@@ -42,14 +44,18 @@ class EvaluatedKernel:
         }
         evaluate_kernel(self._kernel, named, dict(scalars), {**strides, **sizes})
 
+    def bind(self, sizes: Mapping[str, int], elements: int) -> BoundKernel:
+        names = [parameter.name for parameter in self._kernel.scalars]
+        return lambda buffers, scalars: self(buffers, dict(zip(names, scalars, strict=True)), sizes)
+
 
 class EvaluatingCompiler:
     """Stands in for KernelCompiler."""
 
-    def compile_all(self, sources: Sequence[KernelSource]) -> None:
+    def compile_all(self, sources: Sequence[KernelSource], trace: Trace | None = None) -> None:
         """Nothing to do."""
 
-    def compile_source(self, source: KernelSource) -> EvaluatedKernel:
+    def compile_source(self, source: KernelSource, trace: Trace | None = None) -> EvaluatedKernel:
         return EvaluatedKernel(source.kernel)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+import torch
+
 from meshfuse.base.errors import InvariantError, UserError
-from meshfuse.base.trace import Activity, Extent, Trace, Work
+from meshfuse.base.trace import Activity, Trace, Work
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.communicator import Communicator
 from meshfuse.facts.refusal import Refusal
@@ -36,17 +38,29 @@ class BoundCollective:
     function: str | None
     cause: str
 
+    def request(self, src: torch.Tensor, out: torch.Tensor) -> CollectiveRequest:
+        """Ready to post. A source that lies otherwise in memory is copied."""
+        return CollectiveRequest(
+            self.number,
+            self.collective,
+            self.team,
+            as_dense(src, self.order),
+            out,
+            self.function,
+            self.cause,
+        )
+
 
 @final
 class CommunicationExecutor(Executor):
     """Runs one collective, into a buffer that exists."""
 
-    __slots__ = ("_collective", "_work")
+    __slots__ = ("_collective", "work")
 
     def __init__(self, ids: ExecutorIds = ALONE_IDS) -> None:
         self.ids = ids
         self._collective: BoundCollective | None = None
-        self._work = Work("communication", "communication", ids.group)
+        self.work = Work("communication", "communication", ids.group)
 
     @staticmethod
     def supports(program: Program) -> Refusal | None:
@@ -73,42 +87,26 @@ class CommunicationExecutor(Executor):
     def compile(self, collective: BoundCollective, trace: Trace | None = None) -> None:
         """Remember what to ask for: groups of ranks are formed when first used."""
         name = f"{collective.collective} {collective.out}"
-        self._work = Work(name, "communication", self.ids.group)
+        self.work = Work(name, "communication", self.ids.group)
         if trace is None:
             self._collective = collective
             return
-        with trace.span(Activity.compile, self._work):
+        with trace.span(Activity.compile, self.work):
             self._collective = collective
 
     def is_compiled(self) -> bool:
         return self._collective is not None
 
-    def request(self, env: Environment) -> CollectiveRequest:
-        """The collective, ready to post. A source that lies otherwise in memory is copied.
-
-        A traced run begins here; who waits ends it, by the collective's number.
-        """
+    def run(self, env: Environment) -> None:
+        """Post, and wait; the host program keeps the two apart."""
         bound = self._collective
         if bound is None:
             raise InvariantError("a communication runs before it is compiled")
-        out = env.tensor(bound.out)
-        request = CollectiveRequest(
-            bound.number,
-            bound.collective,
-            bound.team,
-            as_dense(env.tensor(bound.src), bound.order),
-            out,
-            bound.function,
-            bound.cause,
-        )
-        if env.trace is not None:
-            extent = Extent(str(out.device), request.bytes, bytes_of(out))
-            env.trace.open(bound.number, self._work, extent)
-        return request
-
-    def run(self, env: Environment) -> None:
-        """Post, and wait. The host program keeps the two apart, and uses `request`."""
-        request = self.request(env)
-        Communicator.instance().run(request)
-        if env.trace is not None:
-            env.trace.close(request.number)
+        request = bound.request(env.tensor(bound.src), env.tensor(bound.out))
+        if env.trace is None:
+            Communicator.instance().run(request)
+            return
+        with env.trace.span(Activity.run, self.work) as extent:
+            Communicator.instance().run(request)
+            extent.device = str(request.out.device)
+            extent.input_bytes, extent.output_bytes = request.bytes, bytes_of(request.out)

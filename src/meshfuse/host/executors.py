@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import final
 
@@ -14,7 +14,8 @@ from meshfuse.codegen.source import KernelSource
 from meshfuse.dist.communicator import Communicator, Pending
 from meshfuse.host.load import load
 from meshfuse.host.nodes import HostProgram, KernelName
-from meshfuse.host.run import AwaitWork, Event, Executable, Post, interpret
+from meshfuse.host.plan import AwaitWork, Executable, Post
+from meshfuse.host.run import RankProgram, interpret
 from meshfuse.runtime.arguments import Argument
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.executors import ALONE_IDS, ExecutorIds
@@ -94,9 +95,7 @@ class HostIrExecutor:
             return _drive(interpret(executable, inputs, trace), communicator)
 
 
-def _drive(
-    program: Generator[Event, None, list[torch.Tensor]], communicator: Communicator
-) -> list[torch.Tensor]:
+def _drive(program: RankProgram, communicator: Communicator) -> list[torch.Tensor]:
     """Post and wait as the program asks. A failure between the two is told to the peers."""
     pending: dict[int, Pending] = {}
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,10 +10,13 @@ import torch
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.trace import Trace
 from meshfuse.codegen.source import KernelSource
-from meshfuse.host.nodes import Communicate, Evaluate, HostProgram, KernelName, Launch
-from meshfuse.host.run import Executable, Step
+from meshfuse.expr import IntExpr, free_symbols
+from meshfuse.host.nodes import Communicate, Evaluate, HostProgram, KernelName, Launch, Node
+from meshfuse.host.plan import Executable, Names, Step
 from meshfuse.host.steps import Binding, bind_step
+from meshfuse.host.uses import names_defined
 from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.ir.ops import Expr
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.executors import ALONE_IDS, ExecutorIds
 
@@ -36,21 +39,53 @@ def load(
     """
     if compiler is not None:
         compiler.compile_all(tuple(sources.values()), trace)
+    names = _name_slots(program)
+    outside = is_outside(program, rank)
+    prologue, body = _split_prologue(program)
+    binding = Binding(program, names, sources, compiler, rank, device, schedulers or {}, ids, trace)
+    steps = () if outside else tuple(_bind_steps(body, binding))
+    return Executable(program, rank, outside, names, prologue, steps, _symbols_of(program))
+
+
+def _name_slots(program: HostProgram) -> Names:
+    slots: dict[TensorName | ScalarName, int] = {}
+    for name in (*program.inputs, *program.buffers, *program.scalars):
+        slots.setdefault(name, len(slots))
     dtypes: dict[TensorName | ScalarName, DataType] = {
         **{name: buffer.dtype for name, buffer in program.buffers.items()},
         **program.scalars,
     }
-    shapes = {name: buffer.shape for name, buffer in program.buffers.items()}
-    outside = is_outside(program, rank)
-    binding = Binding(program, sources, compiler, rank, device, schedulers or {}, ids, trace)
-    steps = () if outside else tuple(_bind_steps(program, binding))
-    return Executable(program, rank, outside, steps, dtypes, shapes)
+    return Names(slots, dtypes, {name: buffer.shape for name, buffer in program.buffers.items()})
 
 
-def _bind_steps(program: HostProgram, binding: Binding) -> Iterator[Step]:
+def _split_prologue(program: HostProgram) -> tuple[tuple[Expr, ...], tuple[Node, ...]]:
+    """The arithmetic on scalars at the head of the body, and the rest."""
+    prologue: list[Expr] = []
+    for place, node in enumerate(program.body):
+        made = names_defined(node)
+        if not isinstance(node, Evaluate) or not made or not program.scalars.keys() >= set(made):
+            return tuple(prologue), program.body[place:]
+        prologue += node.body
+    return tuple(prologue), ()
+
+
+def _symbols_of(program: HostProgram) -> tuple[str, ...]:
+    """All that sizes are made of: of buffers and kernels, and integers that operations take."""
+    sizes = [extent for buffer in program.buffers.values() for extent in buffer.shape]
+    sizes += [demand.extent for demand in program.demands]
+    for node in program.body:
+        if isinstance(node, Launch):
+            sizes += node.sizes.values()
+        if isinstance(node, Evaluate):
+            sizes += [x for expr in node.body for x in expr.ins if isinstance(x, IntExpr)]
+    found = dict.fromkeys(symbol.name for size in sizes for symbol in free_symbols(size))
+    return tuple(found)
+
+
+def _bind_steps(body: Sequence[Node], binding: Binding) -> Iterator[Step]:
     """Executors are numbered in the order of the body: the groups of their ids."""
     group = 0
-    for node in program.body:
+    for node in body:
         yield bind_step(node, replace(binding, ids=replace(binding.ids, group=group)))
         group += isinstance(node, Launch | Evaluate | Communicate)
 

@@ -6,103 +6,70 @@ process, host/simulate.py for all ranks of a mesh at once.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Generator, Sequence
 
 import torch
 
-from meshfuse.base.dtypes import DataType
-from meshfuse.base.errors import Unsupported, UserError
-from meshfuse.base.trace import Trace
-from meshfuse.dist.collectives import CollectiveRequest
-from meshfuse.expr import IntExpr, evaluate, free_symbols
+from meshfuse.base.trace import Activity, Extent, Trace
 from meshfuse.host.nodes import HostProgram
-from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.host.plan import Action, AwaitWork, Event, Executable, Post, Slots, Traced
 from meshfuse.runtime.arguments import Argument
-from meshfuse.runtime.evaluate_ops import Environment
+from meshfuse.runtime.executors import bytes_of
 from meshfuse.runtime.torch_types import to_torch_dtype
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class Post:
-    """Start this collective."""
-
-    request: CollectiveRequest
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class AwaitWork:
-    """Go on when the collective of this number is complete."""
-
-    number: int
-
-
-Event = Post | AwaitWork
-
-
-class Step(ABC):
-    """Abstract: one node, bound to what it needs."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def run(self, env: Environment) -> Event | None:
-        """Do it, or say what the driver must do next."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Executable:
-    """A host program ready to run on one rank. `steps` is the flat hot path.
-
-    `is_outside`: the rank is in none of the program's meshes, it holds and does nothing.
-    """
-
-    program: HostProgram
-    rank: int
-    is_outside: bool
-    steps: tuple[Step, ...]
-    dtypes: Mapping[TensorName | ScalarName, DataType]
-    shapes: Mapping[TensorName, tuple[IntExpr, ...]]
+RankProgram = Generator[Event, None, list[torch.Tensor]]
 
 
 def interpret(
     executable: Executable, inputs: Sequence[Argument], trace: Trace | None = None
-) -> Generator[Event, None, list[torch.Tensor]]:
+) -> RankProgram:
     """Run on this rank's inputs, which fit the program's, and return the visible outputs.
 
-    `trace` gets a span for each run of an executor. To be driven under no_grad. Raises UserError
-    for sizes that disagree, Unsupported for a size that the ranks of a mesh cannot share in equal
-    blocks.
+    `trace` gets a span for each kernel, evaluation and collective. To be driven under no_grad.
+    Raises what `Executable.start` does.
     """
-    program = executable.program
     if executable.is_outside:
-        return _nothing(program)
-    env = bind_inputs(executable, inputs, trace)
-    for step in executable.steps:
-        event = step.run(env)
-        if event is None:
-            continue
-        if trace is None:
-            yield event
-        else:
-            yield from _traced(event, trace)
-    return [env.tensor(output.buffer) for output in program.outputs if output.alias is None]
+        return _nothing(executable.program)
+    plan, slots = executable.start(inputs)
+    if trace is not None:
+        for step, action in zip(executable.steps, plan.actions, strict=True):
+            yield from _run_traced(step.traced, action, slots, trace)
+    else:
+        for action in plan.actions:
+            event = action(slots)
+            if event is not None:
+                yield event
+    return [slots[place] for place in executable.outputs]
 
 
-def _traced(event: Event, trace: Trace) -> Generator[Event, None, None]:
-    """The event, marked where a collective is posted; its run ends when the wait is over."""
+def _run_traced(
+    traced: Traced | None, action: Action, slots: Slots, trace: Trace
+) -> Generator[Event, None, None]:
+    """An action in its span; that of a collective lasts from its post to the end of its wait."""
+    if traced is not None and not traced.posts:
+        with trace.span(Activity.run, traced.work) as extent:
+            action(slots)
+            _measure(traced, slots, extent)
+        return
+    event = action(slots)
     match event:
-        case Post(request):
-            with trace.mark(trace.opened(request.number).name):
+        case Post(request) if traced is not None:
+            extent = Extent()
+            _measure(traced, slots, extent)
+            trace.open(request.number, traced.work, extent)
+            with trace.mark(traced.work.name):
                 yield event
         case AwaitWork(number):
             yield event
             trace.close(number)
+
+
+def _measure(traced: Traced, slots: Slots, extent: Extent) -> None:
+    reads = [slots[i] for i in traced.reads if isinstance(slots[i], torch.Tensor)]
+    writes = [slots[i] for i in traced.writes if isinstance(slots[i], torch.Tensor)]
+    extent.device = next((str(tensor.device) for tensor in (*writes, *reads)), "cpu")
+    extent.input_bytes = sum(map(bytes_of, reads))
+    extent.output_bytes = sum(map(bytes_of, writes))
 
 
 def _nothing(program: HostProgram) -> list[torch.Tensor]:
@@ -112,45 +79,3 @@ def _nothing(program: HostProgram) -> list[torch.Tensor]:
         torch.empty((0,) * len(buffer.shape), dtype=to_torch_dtype(buffer.dtype))
         for buffer in shown
     ]
-
-
-def bind_inputs(
-    executable: Executable, inputs: Sequence[Argument], trace: Trace | None = None
-) -> Environment:
-    """Inputs by name, and the sizes they give; checks that these agree with one another."""
-    program = executable.program
-    values = dict(zip(program.inputs, inputs, strict=True))
-    sizes: dict[str, int] = {
-        name: value for name, value in values.items() if isinstance(value, int)
-    }
-    env = Environment(executable.dtypes, executable.shapes, sizes, values, trace)
-    for size in program.symbols:
-        sizes[size.symbol] = env.tensor(size.tensor).shape[size.axis] * size.factor
-    for demand in program.demands:
-        found = evaluate(demand.extent, sizes)
-        if found % demand.divisor:
-            raise Unsupported(
-                f"execute: {demand.tensor} has a sharded axis of global size {found} "
-                f"({demand.extent}), which {demand.divisor} ranks cannot share in equal blocks; "
-                f"the size must be a multiple of {demand.divisor}"
-            )
-    for position, name in enumerate(program.inputs):
-        if name in program.buffers:
-            _check_sizes(program, position, TensorName(name), env)
-    return env
-
-
-def _check_sizes(program: HostProgram, position: int, name: TensorName, env: Environment) -> None:
-    shape = env.tensor(name).shape
-    for axis, extent in enumerate(program.buffers[name].shape):
-        wanted = evaluate(extent, env.sizes)
-        if shape[axis] != wanted:
-            origins = ", ".join(
-                f"{s.symbol} is {env.sizes[s.symbol]} by axis {s.axis} of {s.tensor}"
-                for s in program.symbols
-                if any(s.symbol == symbol.name for symbol in free_symbols(extent))
-            )
-            raise UserError(
-                f"Expected input {position}, {name}, to be of size {wanted} on axis {axis}, "
-                f"but got a tensor of shape {list(shape)}" + (f" ({origins})" if origins else "")
-            )

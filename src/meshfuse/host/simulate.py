@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -11,10 +11,9 @@ import torch
 from meshfuse.base.errors import CommunicationError
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.simulated import SimulatedTransport
-from meshfuse.host.run import AwaitWork, Event, Executable, Post, interpret
+from meshfuse.host.plan import AwaitWork, Executable, Post
+from meshfuse.host.run import RankProgram, interpret
 from meshfuse.runtime.arguments import Argument
-
-RankProgram = Generator[Event, None, list[torch.Tensor]]
 
 
 @final

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import singledispatch
+from itertools import islice
 from typing import final
 
 import torch
@@ -13,7 +15,7 @@ from meshfuse.base.errors import InvariantError
 from meshfuse.base.trace import Trace
 from meshfuse.codegen.source import KernelSource
 from meshfuse.dist.executors import BoundCollective, CommunicationExecutor
-from meshfuse.expr import IntExpr, evaluate
+from meshfuse.expr import IntExpr
 from meshfuse.host.nodes import (
     Allocate,
     Communicate,
@@ -25,11 +27,11 @@ from meshfuse.host.nodes import (
     View,
     Wait,
 )
-from meshfuse.host.run import AwaitWork, Post, Step
-from meshfuse.host.uses import names_needed
-from meshfuse.ir.axes import TensorName
+from meshfuse.host.plan import Action, AwaitWork, Names, Post, Sizes, Slots, Step, Traced
+from meshfuse.host.uses import names_defined, names_needed
+from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Set
-from meshfuse.runtime.allocate import allocate, as_dense
+from meshfuse.runtime.allocate import as_dense, dense_strides
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.evaluate_ops import Environment
 from meshfuse.runtime.executors import ALONE_IDS, ExecutorIds, ExprEvalExecutor, KernelExecutor
@@ -46,6 +48,7 @@ class Binding:
     """
 
     program: HostProgram
+    names: Names
     sources: Mapping[KernelName, KernelSource]
     compiler: KernelCompiler | None
     rank: int
@@ -54,6 +57,9 @@ class Binding:
     ids: ExecutorIds = ALONE_IDS
     trace: Trace | None = None
 
+    def slots(self, names: Iterable[str]) -> tuple[int, ...]:
+        return tuple(self.names.slots[TensorName(name)] for name in names)
+
 
 @singledispatch
 def bind_step(node: object, binding: Binding) -> Step:
@@ -61,112 +67,279 @@ def bind_step(node: object, binding: Binding) -> Step:
     raise InvariantError(f"{type(node).__name__} is no node of a host program")
 
 
+# Memory.
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class AllocateStep(Step):
-    name: TensorName
-    shape: tuple[IntExpr, ...]
+    slot: int
+    extents: tuple[IntExpr, ...]
     order: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    traced: Traced | None = None
 
-    def run(self, env: Environment) -> None:
-        sizes = [evaluate(extent, env.sizes) for extent in self.shape]
-        env.values[self.name] = allocate(sizes, self.order, self.dtype, self.device)
+    def bind(self, sizes: Sizes) -> Action:
+        slot, shape, dtype, device = self.slot, sizes.values, self.dtype, self.device
+        strides = dense_strides(shape, self.order)
+
+        def allocate(slots: Slots) -> None:
+            slots[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+        return allocate
 
 
 @bind_step.register
 def _(node: Allocate, binding: Binding) -> Step:
     buffer = binding.program.buffers[node.buffer]
+    (slot,) = binding.slots([node.buffer])
     dtype = to_torch_dtype(buffer.dtype)
-    return AllocateStep(node.buffer, buffer.shape, buffer.memory_order, dtype, binding.device)
+    return AllocateStep(slot, buffer.shape, buffer.memory_order, dtype, binding.device)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class FreeStep(Step):
-    names: tuple[TensorName, ...]
+    freed: tuple[int, ...]
+    extents: tuple[IntExpr, ...] = ()
+    traced: Traced | None = None
 
-    def run(self, env: Environment) -> None:
-        for name in self.names:
-            del env.values[name]
+    def bind(self, sizes: Sizes) -> Action:
+        freed = self.freed
+
+        def free(slots: Slots) -> None:
+            for slot in freed:
+                slots[slot] = None
+
+        return free
 
 
 @bind_step.register
 def _(node: Free, binding: Binding) -> Step:
-    return FreeStep(node.buffers)
+    return FreeStep(binding.slots(node.buffers))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ViewStep(Step):
+    """Block `block` of `blocks` along an axis, whose length is the one extent."""
+
+    out: int
+    src: int
+    axis: int
+    block: int
+    blocks: int
+    extents: tuple[IntExpr, ...]
+    traced: Traced | None = None
+
+    def bind(self, sizes: Sizes) -> Action:
+        out, src, axis = self.out, self.src, self.axis
+        size = sizes.values[0] // self.blocks
+        start = self.block * size
+
+        def view(slots: Slots) -> None:
+            slots[out] = slots[src].narrow(axis, start, size)
+
+        return view
+
+
+@bind_step.register
+def _(node: View, binding: Binding) -> Step:
+    block = node.mesh.coordinate(binding.rank, node.mesh_axis)
+    if block is None:
+        raise InvariantError(f"rank {binding.rank} holds no part of {node.out} on {node.mesh}")
+    out, src = binding.slots([node.out, node.src])
+    whole = binding.program.buffers[node.src].shape[node.axis]
+    return ViewStep(out, src, node.axis, block, node.mesh.axis_size(node.mesh_axis), (whole,))
+
+
+# Kernels.
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class LaunchStep(Step):
-    executor: KernelExecutor
+    """`extents`: values for `symbols`, the kernel's, then the buffers' shapes of these `ranks`."""
 
-    def run(self, env: Environment) -> None:
-        self.executor.run(env)
+    executor: KernelExecutor
+    buffers: tuple[int, ...]
+    scalars: tuple[int, ...]
+    symbols: tuple[str, ...]
+    ranks: tuple[int, ...]
+    extents: tuple[IntExpr, ...]
+    traced: Traced | None
+
+    def bind(self, sizes: Sizes) -> Action:
+        buffers, scalars = self.buffers, self.scalars
+        values = iter(sizes.values)
+        named = dict(zip(self.symbols, islice(values, len(self.symbols)), strict=True))
+        elements = max(math.prod(islice(values, rank)) for rank in self.ranks)
+        kernel = self.executor.bind(named, elements)
+
+        def launch(slots: Slots) -> None:
+            kernel([slots[i] for i in buffers], [slots[i] for i in scalars])
+
+        return launch
 
 
 @bind_step.register
 def _(node: Launch, binding: Binding) -> Step:
     if binding.compiler is None:
         raise InvariantError(f"{node.kernel} is launched, but there is no compiler")
+    source = binding.sources[node.kernel]
     scheduler = binding.schedulers.get(node.kernel, "none")
     executor = KernelExecutor(binding.compiler, binding.ids, scheduler)
-    executor.compile(binding.sources[node.kernel], node.sizes, binding.trace)
-    return LaunchStep(executor)
+    executor.compile(source, node.sizes, binding.trace)
+    slots = binding.slots(node.buffers)
+    written = [buffer.written for buffer in source.kernel.buffers]
+    shapes = [binding.program.buffers[name].shape for name in node.buffers]
+    return LaunchStep(
+        executor,
+        slots,
+        binding.slots(node.scalars),
+        tuple(node.sizes),
+        tuple(map(len, shapes)),
+        (*node.sizes.values(), *(extent for shape in shapes for extent in shape)),
+        Traced(
+            executor.work,
+            tuple(slot for slot, out in zip(slots, written, strict=True) if not out),
+            tuple(slot for slot, out in zip(slots, written, strict=True) if out),
+        ),
+    )
+
+
+# Operations through torch.
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A result that others read: they count on its memory order, and on its type and shape."""
+
+    name: TensorName
+    slot: int
+    order: tuple[int, ...]
+    dtype: torch.dtype
+    rank: int
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class EvaluateStep(Step):
-    """`layouts`: results that others read, with the memory order that they count on.
-
-    Results among `given` are written into tensors that exist.
-    """
+    """`given`: what is written into a tensor that exists. `extents`: shapes of the `results`."""
 
     executor: ExprEvalExecutor
-    layouts: tuple[tuple[TensorName, tuple[int, ...]], ...]
-    given: tuple[TensorName, ...] = ()
+    names: Names
+    reads: tuple[tuple[TensorName | ScalarName, int], ...]
+    writes: tuple[tuple[TensorName | ScalarName, int], ...]
+    given: tuple[TensorName, ...]
+    results: tuple[Result, ...]
+    extents: tuple[IntExpr, ...]
+    traced: Traced | None
 
-    def run(self, env: Environment) -> None:
-        self.executor.run_into(env, self.given)
-        for name, order in self.layouts:
-            env.values[name] = as_dense(env.tensor(name), order)
+    def bind(self, sizes: Sizes) -> Action:
+        executor, names, given = self.executor, self.names, self.given
+        reads, writes = self.reads, self.writes
+        values = iter(sizes.values)
+        wanted = [(result, tuple(islice(values, result.rank))) for result in self.results]
+
+        def evaluate(slots: Slots) -> None:
+            have = {name: slots[i] for name, i in reads}
+            env = Environment(names.dtypes, names.shapes, dict(sizes.symbols), have)
+            executor.run_into(env, given)
+            for name, i in writes:
+                slots[i] = have[name]
+            for result, shape in wanted:
+                slots[result.slot] = _as_wanted(slots[result.slot], result, shape)
+
+        return evaluate
+
+
+def _as_wanted(value: torch.Tensor, result: Result, shape: tuple[int, ...]) -> torch.Tensor:
+    """A result in the memory order that its readers count on; kernels check nothing any more."""
+    if value.shape != shape or value.dtype != result.dtype:
+        raise InvariantError(
+            f"{result.name} must be {result.dtype} of shape {list(shape)}, but torch made "
+            f"{value.dtype} of shape {list(value.shape)}"
+        )
+    return as_dense(value, result.order)
 
 
 @bind_step.register
 def _(node: Evaluate, binding: Binding) -> Step:
+    if node.into is not None and (len(node.body) != 1 or not isinstance(node.body[0], Set)):
+        raise InvariantError(f"update of {node.into}: one `set` is wanted, not {node.body}")
     executor = ExprEvalExecutor(binding.ids)
     executor.compile(node.body, binding.trace)
-    if node.into is not None:
-        if len(node.body) != 1 or not isinstance(node.body[0], Set):
-            raise InvariantError(f"update of {node.into}: one `set` is wanted, not {node.body}")
-        return EvaluateStep(executor, (), (node.into,))
+    slots = binding.names.slots
+    reads, made = names_needed(node), names_defined(node)
+    results = _results_read(node, binding)
+    return EvaluateStep(
+        executor,
+        binding.names,
+        tuple((name, slots[name]) for name in reads),
+        tuple((name, slots[name]) for name in made),
+        () if node.into is None else (node.into,),
+        results,
+        tuple(extent for r in results for extent in binding.program.buffers[r.name].shape),
+        Traced(
+            executor.work,
+            tuple(slots[name] for name in reads if name != node.into),
+            tuple(slots[name] for name in (made or (node.into,)) if name is not None),
+        ),
+    )
+
+
+def _results_read(node: Evaluate, binding: Binding) -> tuple[Result, ...]:
+    """Those tensors made by `node` that are outputs, or that other kinds of nodes read."""
     program = binding.program
-    outside = {output.buffer for output in program.outputs}
+    outside: set[str] = {output.buffer for output in program.outputs}
     for other in program.body:
         if other is not node and not isinstance(other, Free | Evaluate):
-            outside.update(TensorName(name) for name in names_needed(other))
-    made = (TensorName(name) for expr in node.body for name in expr.outs)
-    layouts = tuple((name, program.buffers[name].memory_order) for name in made if name in outside)
-    return EvaluateStep(executor, layouts)
+            outside.update(names_needed(other))
+    buffers = [program.buffers[TensorName(n)] for n in names_defined(node) if n in outside]
+    return tuple(
+        Result(
+            buffer.name,
+            binding.names.slots[buffer.name],
+            buffer.memory_order,
+            to_torch_dtype(buffer.dtype),
+            len(buffer.shape),
+        )
+        for buffer in buffers
+    )
+
+
+# Communication.
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PostStep(Step):
-    executor: CommunicationExecutor
+    collective: BoundCollective
+    src: int
+    out: int
+    traced: Traced | None
+    extents: tuple[IntExpr, ...] = ()
 
-    def run(self, env: Environment) -> Post:
-        return Post(self.executor.request(env))
+    def bind(self, sizes: Sizes) -> Action:
+        src, out, collective = self.src, self.out, self.collective
+
+        def post(slots: Slots) -> Post:
+            return Post(collective.request(slots[src], slots[out]))
+
+        return post
 
 
 @bind_step.register
 def _(node: Communicate, binding: Binding) -> Step:
     executor = CommunicationExecutor(binding.ids)
     order = binding.program.buffers[node.src].memory_order
-    executor.compile(bind_collective(node, order, binding.rank), binding.trace)
-    return PostStep(executor)
+    collective = bind_collective(node, order, binding.rank)
+    executor.compile(collective, binding.trace)
+    src, out = binding.slots([node.src, node.out])
+    return PostStep(collective, src, out, Traced(executor.work, (src,), (out,), posts=True))
 
 
 def bind_collective(node: Communicate, order: tuple[int, ...], rank: int) -> BoundCollective:
@@ -187,34 +360,14 @@ def bind_collective(node: Communicate, order: tuple[int, ...], rank: int) -> Bou
 @dataclass(frozen=True, slots=True)
 class WaitStep(Step):
     number: int
+    extents: tuple[IntExpr, ...] = ()
+    traced: Traced | None = None
 
-    def run(self, env: Environment) -> AwaitWork:
-        return AwaitWork(self.number)
+    def bind(self, sizes: Sizes) -> Action:
+        event = AwaitWork(self.number)
+        return lambda slots: event
 
 
 @bind_step.register
 def _(node: Wait, binding: Binding) -> Step:
     return WaitStep(node.number)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ViewStep(Step):
-    out: TensorName
-    src: TensorName
-    axis: int
-    block: int
-    blocks: int
-
-    def run(self, env: Environment) -> None:
-        src = env.tensor(self.src)
-        size = src.shape[self.axis] // self.blocks
-        env.values[self.out] = src.narrow(self.axis, self.block * size, size)
-
-
-@bind_step.register
-def _(node: View, binding: Binding) -> Step:
-    block = node.mesh.coordinate(binding.rank, node.mesh_axis)
-    if block is None:
-        raise InvariantError(f"rank {binding.rank} holds no part of {node.out} on {node.mesh}")
-    return ViewStep(node.out, node.src, node.axis, block, node.mesh.axis_size(node.mesh_axis))

@@ -26,7 +26,7 @@ from meshfuse.kernel.nodes import IndexName, ValueName
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.evaluate_into import evaluate_into
 from meshfuse.runtime.evaluate_ops import Environment, run_expressions
-from meshfuse.runtime.launch import CompiledKernel
+from meshfuse.runtime.launch import BoundKernel, CompiledKernel
 
 
 @final
@@ -75,7 +75,7 @@ class Executor(ABC):
 class KernelExecutor(Executor):
     """Runs one C++ kernel over existing buffers, its outputs' among them."""
 
-    __slots__ = ("_buffers", "_compiler", "_kernel", "_scalars", "_scheduler", "_sizes", "_work")
+    __slots__ = ("_buffers", "_compiler", "_kernel", "_scalars", "_scheduler", "_sizes", "work")
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class KernelExecutor(Executor):
         self._sizes: dict[IndexName, IntExpr] = {}
         self._buffers: list[TensorName] = []
         self._scalars: list[tuple[ValueName, ScalarName]] = []
-        self._work = Work("kernel", scheduler, ids.group)
+        self.work = Work("kernel", scheduler, ids.group)
 
     @staticmethod
     def supports(program: Program) -> Refusal | None:
@@ -117,11 +117,11 @@ class KernelExecutor(Executor):
         self._sizes = dict(sizes)
         self._buffers = [TensorName(buffer.name) for buffer in kernel.buffers]
         self._scalars = [(p.name, ScalarName(p.name)) for p in kernel.scalars]
-        self._work = Work(kernel.name, self._scheduler, self.ids.group)
+        self.work = Work(kernel.name, self._scheduler, self.ids.group)
         if trace is None:
             self._kernel = self._compiler.compile_source(source)
             return
-        with trace.span(Activity.compile, self._work):
+        with trace.span(Activity.compile, self.work):
             self._kernel = self._compiler.compile_source(source)
 
     def is_compiled(self) -> bool:
@@ -129,17 +129,23 @@ class KernelExecutor(Executor):
 
     def run(self, env: Environment) -> None:
         if self._kernel is None:
-            raise InvariantError(f"{self._work.name} runs before it is compiled")
+            raise InvariantError(f"{self.work.name} runs before it is compiled")
         if env.trace is None:
             self._launch(self._kernel, env)
             return
-        with env.trace.span(Activity.run, self._work) as extent:
+        with env.trace.span(Activity.run, self.work) as extent:
             self._launch(self._kernel, env)
             buffers = self._kernel.source.kernel.buffers
             sizes = [bytes_of(env.tensor(name)) for name in self._buffers]
             extent.output_bytes = sum(n for n, b in zip(sizes, buffers, strict=True) if b.written)
             extent.input_bytes = sum(sizes) - extent.output_bytes
             extent.device = _device_of(env, self._buffers)
+
+    def bind(self, sizes: Mapping[str, int], elements: int) -> BoundKernel:
+        """The kernel for these sizes; see CompiledKernel.bind."""
+        if self._kernel is None:
+            raise InvariantError(f"{self.work.name} is bound before it is compiled")
+        return self._kernel.bind(sizes, elements)
 
     def _launch(self, kernel: CompiledKernel, env: Environment) -> None:
         kernel(
@@ -153,12 +159,12 @@ class KernelExecutor(Executor):
 class ExprEvalExecutor(Executor):
     """Runs expressions one by one through torch."""
 
-    __slots__ = ("_exprs", "_work")
+    __slots__ = ("_exprs", "work")
 
     def __init__(self, ids: ExecutorIds = ALONE_IDS) -> None:
         self.ids = ids
         self._exprs: tuple[Expr, ...] | None = None
-        self._work = Work("expr_eval", "expr_eval", ids.group)
+        self.work = Work("expr_eval", "expr_eval", ids.group)
 
     @staticmethod
     def supports(program: Program) -> Refusal | None:
@@ -170,7 +176,7 @@ class ExprEvalExecutor(Executor):
             with trace.span(Activity.compile, Work(_title(exprs), "expr_eval", self.ids.group)):
                 return self.compile(exprs)
         self._exprs = tuple(exprs)
-        self._work = Work(_title(exprs), "expr_eval", self.ids.group)
+        self.work = Work(_title(exprs), "expr_eval", self.ids.group)
 
     def is_compiled(self) -> bool:
         return self._exprs is not None
@@ -189,7 +195,7 @@ class ExprEvalExecutor(Executor):
         if env.trace is None:
             _run(exprs, env, given)
             return
-        with env.trace.span(Activity.run, self._work) as extent:
+        with env.trace.span(Activity.run, self.work) as extent:
             _run(exprs, env, given)
             made = dict.fromkeys(name for expr in exprs for name in expr.outs)
             read = dict.fromkeys(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -20,6 +20,9 @@ PARALLEL_ELEMENTS = 64 * 1024
 """Below this many elements in the largest buffer, starting threads costs more than they save."""
 
 EntryPoint = Callable[..., None]
+
+BoundKernel = Callable[[Sequence[torch.Tensor], Sequence[Scalar]], None]
+"""A kernel whose sizes are known: runs on buffers and scalars, each in the kernel's order."""
 
 
 @final
@@ -74,14 +77,64 @@ class CompiledKernel:
             choose_threads(buffers) if threads is None else threads,
         )
 
+    def bind(self, sizes: Mapping[str, int], elements: int) -> BoundKernel:
+        """The kernel for these sizes, of which nothing is looked up again.
+
+        `elements` are those of the largest buffer. What it is called with is not checked: buffers
+        must have the kernel's types and the sizes bound here, and lie on the CPU.
+        """
+        kernel = self.source.kernel
+        is_large = elements >= PARALLEL_ELEMENTS
+        if kernel.scalars or any(name not in sizes for name in kernel.sizes):
+            return self._bind_changing(sizes, is_large)
+        integers = (ctypes.c_int64 * len(kernel.sizes))(*[sizes[name] for name in kernel.sizes])
+        floats = (ctypes.c_double * 0)()
+        entry, pointers = self.entry, ctypes.c_void_p * len(kernel.buffers)
+
+        def launch(buffers: Sequence[torch.Tensor], scalars: Sequence[Scalar]) -> None:
+            addresses = pointers(*[tensor.data_ptr() for tensor in buffers])
+            entry(addresses, floats, integers, torch.get_num_threads() if is_large else 1)
+
+        return launch
+
+    def _bind_changing(self, sizes: Mapping[str, int], is_large: bool) -> BoundKernel:
+        """Scalars and strides may differ between calls."""
+        kernel, entry = self.source.kernel, self.entry
+        known = [sizes.get(name, 0) for name in kernel.sizes]
+        strides = [
+            (position, self._stride_source(name, sizes))
+            for position, name in enumerate(kernel.sizes)
+            if name not in sizes
+        ]
+        real = [i for i, p in enumerate(kernel.scalars) if is_floating(p.dtype)]
+        whole = [i for i, p in enumerate(kernel.scalars) if not is_floating(p.dtype)]
+        pointers = ctypes.c_void_p * len(kernel.buffers)
+        doubles, int64s = ctypes.c_double * len(real), ctypes.c_int64 * (len(whole) + len(known))
+
+        def launch(buffers: Sequence[torch.Tensor], scalars: Sequence[Scalar]) -> None:
+            values = known.copy()
+            for position, place in strides:
+                values[position] = buffers[place.buffer].stride(place.axis)
+            entry(
+                pointers(*[tensor.data_ptr() for tensor in buffers]),
+                doubles(*[float(scalars[i]) for i in real]),
+                int64s(*[int(scalars[i]) for i in whole], *values),
+                torch.get_num_threads() if is_large else 1,
+            )
+
+        return launch
+
     def _size(
         self, name: IndexName, buffers: Sequence[torch.Tensor], sizes: Mapping[str, int]
     ) -> int:
         if name in sizes:
             return sizes[name]
+        place = self._stride_source(name, sizes)
+        return buffers[place.buffer].stride(place.axis)
+
+    def _stride_source(self, name: IndexName, sizes: Iterable[str]) -> StrideSource:
         if name in self.stride_sources:
-            place = self.stride_sources[name]
-            return buffers[place.buffer].stride(place.axis)
+            return self.stride_sources[name]
         given = ", ".join(sizes) or "none"
         raise InvariantError(
             f"kernel {self.source.kernel.name}: no value for size {name}; given: {given}"

@@ -93,7 +93,7 @@ def test_unused_nodes_are_collected() -> None:
     alive = [weakref.ref(node) for node in kept]
     del kept
     for i in range(nodes.MEMO_SIZE):  # after which the first sums are remembered no longer
-        symbol("other") + i
+        assert symbol("other") + i is not None
     gc.collect()
     assert not any(node() for node in alive)
 

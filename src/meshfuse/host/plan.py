@@ -1,0 +1,252 @@
+"""A loaded host program: steps with slots for names, and for each set of sizes a flat plan.
+
+A value lives in a slot of a list; a step knows its slots by number. When sizes are seen for the
+first time, one generated function evaluates every extent of the program, and each step becomes an
+Action, a closure over constants alone: that is a Plan, and later calls with those sizes run it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from threading import Lock
+from typing import Any, final
+
+import torch
+
+from meshfuse.base.dtypes import DataType
+from meshfuse.base.errors import Unsupported, UserError
+from meshfuse.base.trace import Work
+from meshfuse.dist.collectives import CollectiveRequest
+from meshfuse.expr import IntExpr, free_symbols
+from meshfuse.expr.generate import compile_expressions
+from meshfuse.host.nodes import Divides, HostProgram
+from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.ir.ops import Expr
+from meshfuse.runtime.arguments import Argument
+from meshfuse.runtime.evaluate_ops import Environment, run_expressions
+
+MOST_PLANS = 256
+"""Plans that an executable keeps; the oldest goes first."""
+
+Slots = list[Any]
+"""The values of one call by slot: tensors, scalars, and None before and after their life."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Start this collective."""
+
+    request: CollectiveRequest
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AwaitWork:
+    """Go on when the collective of this number is complete."""
+
+    number: int
+
+
+Event = Post | AwaitWork
+
+Action = Callable[[Slots], Event | None]
+"""Does what a node says, or tells the driver what it must do next."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """`values`: of a step's extents, in order. `symbols`: of all that the program's sizes name."""
+
+    values: tuple[int, ...]
+    symbols: Mapping[str, int]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What a trace says of a step: its work, and the slots that it reads and writes.
+
+    `posts`: the work goes on after the step, until its wait.
+    """
+
+    work: Work
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    posts: bool = False
+
+
+class Step(ABC):
+    """Abstract: one node, bound to slots, rank and device."""
+
+    __slots__ = ()
+    extents: tuple[IntExpr, ...]
+    traced: Traced | None
+
+    @abstractmethod
+    def bind(self, sizes: Sizes) -> Action:
+        """The step for one set of sizes."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps of an executable, in order, for one set of sizes."""
+
+    actions: tuple[Action, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The slot, type and shape of every name of a program; inputs have the first slots."""
+
+    slots: Mapping[TensorName | ScalarName, int]
+    dtypes: Mapping[TensorName | ScalarName, DataType]
+    shapes: Mapping[TensorName, tuple[IntExpr, ...]]
+
+
+@final
+class Executable:
+    """A host program ready to run on one rank. Safe to use from several threads.
+
+    `is_outside`: the rank is in none of the program's meshes, it holds and does nothing.
+    `prologue`: the arithmetic on scalars that sizes depend on. `symbols`: what sizes name.
+    """
+
+    __slots__ = (
+        "_evaluate",
+        "_lock",
+        "_names",
+        "_plans",
+        "_prologue",
+        "_scalars",
+        "_symbols",
+        "_tensors",
+        "is_outside",
+        "outputs",
+        "program",
+        "rank",
+        "steps",
+    )
+
+    def __init__(
+        self,
+        program: HostProgram,
+        rank: int,
+        is_outside: bool,
+        names: Names,
+        prologue: Sequence[Expr],
+        steps: Sequence[Step],
+        symbols: Sequence[str],
+    ) -> None:
+        self.program = program
+        self.rank = rank
+        self.is_outside = is_outside
+        self.steps = tuple(steps)
+        self.outputs = tuple(names.slots[o.buffer] for o in program.outputs if o.alias is None)
+        self._names = names
+        self._prologue = tuple(prologue)
+        self._symbols = tuple(symbols)
+        self._tensors = tuple(i for i, n in enumerate(program.inputs) if n in program.buffers)
+        self._scalars = tuple(
+            (name, names.slots[ScalarName(name)]) for name in symbols if name in program.scalars
+        )
+        self._evaluate = compile_expressions(_expressions(program, steps), self._symbols)
+        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._lock = Lock()
+
+    def start(self, inputs: Sequence[Argument]) -> tuple[Plan, Slots]:
+        """The plan for these inputs, and the slots that it begins with.
+
+        Raises UserError for sizes that disagree, Unsupported for a size that the ranks of a mesh
+        cannot share in equal blocks.
+        """
+        slots: Slots = [*inputs, *[None] * (len(self._names.slots) - len(inputs))]
+        if self._prologue:
+            self._run_prologue(slots)
+        key = tuple([slots[i].shape for i in self._tensors])
+        if self._scalars:
+            key += tuple([slots[i] for _, i in self._scalars])
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._make_plan(slots)
+            with self._lock:
+                self._plans[key] = plan
+                for old in tuple(islice(self._plans, max(0, len(self._plans) - MOST_PLANS))):
+                    del self._plans[old]
+        return plan, slots
+
+    def _run_prologue(self, slots: Slots) -> None:
+        names = self._names
+        values = {name: slots[i] for name, i in names.slots.items() if slots[i] is not None}
+        sizes: dict[str, int] = {name: v for name, v in values.items() if isinstance(v, int)}
+        env = Environment(names.dtypes, names.shapes, sizes, values)
+        run_expressions(self._prologue, env)
+        for expr in self._prologue:
+            for out in expr.outs:
+                slots[names.slots[out]] = env.values[out]
+
+    def _make_plan(self, slots: Slots) -> Plan:
+        symbols: dict[str, int] = {name: slots[i] for name, i in self._scalars}
+        for size in self.program.symbols:
+            shape = slots[self._names.slots[size.tensor]].shape
+            symbols[size.symbol] = shape[size.axis] * size.factor
+        values = iter(self._evaluate(*[symbols[name] for name in self._symbols]))
+        for demand in self.program.demands:
+            _check_demand(demand, next(values))
+        for position in self._tensors:
+            wanted = tuple(islice(values, slots[position].ndim))
+            _check_shape(self.program, position, slots[position].shape, wanted, symbols)
+        return Plan(
+            tuple(
+                step.bind(Sizes(tuple(islice(values, len(step.extents))), symbols))
+                for step in self.steps
+            )
+        )
+
+
+def _expressions(program: HostProgram, steps: Sequence[Step]) -> list[IntExpr]:
+    """All that a plan evaluates: demands, the inputs' sizes, what the steps need, in that order."""
+    found = [demand.extent for demand in program.demands]
+    for name in program.inputs:
+        if name in program.buffers:
+            found += program.buffers[TensorName(name)].shape
+    for step in steps:
+        found += step.extents
+    return found
+
+
+def _check_demand(demand: Divides, found: int) -> None:
+    if found % demand.divisor:
+        raise Unsupported(
+            f"execute: {demand.tensor} has a sharded axis of global size {found} "
+            f"({demand.extent}), which {demand.divisor} ranks cannot share in equal blocks; "
+            f"the size must be a multiple of {demand.divisor}"
+        )
+
+
+def _check_shape(
+    program: HostProgram,
+    position: int,
+    shape: torch.Size,
+    wanted: Sequence[int],
+    symbols: Mapping[str, int],
+) -> None:
+    name = TensorName(program.inputs[position])
+    for axis, extent in enumerate(program.buffers[name].shape):
+        if shape[axis] == wanted[axis]:
+            continue
+        origins = ", ".join(
+            f"{s.symbol} is {symbols[s.symbol]} by axis {s.axis} of {s.tensor}"
+            for s in program.symbols
+            if any(s.symbol == symbol.name for symbol in free_symbols(extent))
+        )
+        raise UserError(
+            f"Expected input {position}, {name}, to be of size {wanted[axis]} on axis {axis}, "
+            f"but got a tensor of shape {list(shape)}" + (f" ({origins})" if origins else "")
+        )
