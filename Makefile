@@ -2,7 +2,7 @@
 #
 #   make test      the suite without its long tests      make lint      ruff and pyright
 #   make demo      one transformer MLP, two processes    make nightly   the long tests too
-#   make goldens   rewrite tests/golden, then show it    make clean     remove all that make made
+#   make goldens   rewrite tests/golden and the pages    make clean     remove all that make made
 #
 # PYTHON=python3.12 chooses the interpreter of a new .venv, WORKERS=8 the number of test processes,
 # ARGS="-k split" goes to pytest.
@@ -11,6 +11,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 ARGS ?=
 
+GOLDENS := tests/golden README.md ARCHITECTURE.md docs
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --quiet --quiet --disable-pip-version-check
@@ -42,8 +43,8 @@ nightly: $(PACKAGE) $(TEST)
 
 goldens: $(PACKAGE) $(TEST)
 	$(RUN) -m pytest -n $(WORKERS) --update-goldens $(ARGS)
-	git status --short tests/golden
-	git --no-pager diff --stat tests/golden
+	git status --short $(GOLDENS)
+	git --no-pager diff --stat $(GOLDENS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis src/*.egg-info

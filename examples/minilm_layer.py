@@ -44,11 +44,14 @@ class LayerInput:
 def load_layer_input(page: Path, multiple: int) -> LayerInput:
     """The page, cut to a multiple of `multiple` tokens, run through embeddings and attention.
 
-    Without the model package: made weights and a made hidden state of the same shapes.
+    Without the model package or its readers: made weights and a made hidden state of the same
+    shapes.
     """
+    for package in (MODEL_PACKAGE, "safetensors", "tokenizers"):
+        if importlib.util.find_spec(package) is None:
+            return _made_input(multiple, package)
     spec = importlib.util.find_spec(MODEL_PACKAGE)
-    if spec is None or spec.origin is None:
-        return _made_input(multiple)
+    assert spec is not None and spec.origin is not None
     folder = Path(spec.origin).parent / "model"
     from safetensors.torch import load_file  # a demo requirement only
     from tokenizers import Tokenizer
@@ -111,7 +114,7 @@ def _mlp_weights(weights: dict[str, torch.Tensor]) -> MlpWeights:
     )
 
 
-def _made_input(multiple: int) -> LayerInput:
+def _made_input(multiple: int, missing: str) -> LayerInput:
     generator = torch.Generator().manual_seed(0)
 
     def made(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -128,5 +131,5 @@ def _made_input(multiple: int) -> LayerInput:
         made(HIDDEN, scale=0.1),
     )
     length = MAX_TOKENS // multiple * multiple
-    origin = f"MADE weights and a made input of {length} tokens: {MODEL_PACKAGE} is not installed"
+    origin = f"MADE weights and a made input of {length} tokens: {missing} is not installed"
     return LayerInput(made(1, length, HIDDEN), weights, origin)

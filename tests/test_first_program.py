@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import meshfuse as nvfuser
+from page_examples import programs
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
 
 
 def test_the_smallest_program() -> None:
@@ -51,3 +53,11 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
         "rank 1: largest error against torch",
     ]
     assert all(float(line.rpartition(" ")[2]) < 1e-5 for line in lines)
+
+
+def test_the_programs_of_the_readme_are_short() -> None:
+    """That they run as printed is tested with the other pages."""
+    first, sharded, *_ = programs((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert "FusionDefinition" in first and "simulate" in sharded
+    for program in (first, sharded):
+        assert len([line for line in program.splitlines() if line]) <= 11

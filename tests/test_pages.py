@@ -1,0 +1,57 @@
+"""Every program on a page for readers runs as printed, and prints what the page says.
+
+`make goldens` puts the present output into the pages.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from golden_text import check_golden
+from page_examples import programs, regenerate
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "ARCHITECTURE.md", "docs/errors.md", "docs/sharding.md")
+PROSE = (*PAGES, "CONTRIBUTING.md", "benchmarks/README.md")
+ARCHITECTURE_LINES = 150
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_programs_print_what_the_page_says(
+    page: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = ROOT / page
+    text = path.read_text(encoding="utf-8")
+    assert programs(text)
+    update = bool(request.config.getoption("--update-goldens"))
+    check_golden(path, regenerate(text, tmp_path), update=update)
+
+
+@pytest.mark.parametrize("page", PROSE)
+def test_links_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8"))
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (path.parent / target).exists()] == []
+
+
+def test_architecture_is_one_sitting() -> None:
+    lines = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= ARCHITECTURE_LINES
+
+
+def test_outputs_are_replaced_in_place(tmp_path: Path) -> None:
+    page = "a\n```python\nx = 2\nprint(x)\n```\n\n```text\nold\n```\n```python\n1 / 0\n```\n"
+    with pytest.raises(AssertionError, match="ZeroDivisionError: division by zero"):
+        regenerate(page, tmp_path)
+    shown = page + "\n```text\n```\nend\n"
+    expected = shown.replace("old\n", "2\n").replace(
+        "```text\n```", "```text\nZeroDivisionError: division by zero\n```"
+    )
+    assert regenerate(shown, tmp_path) == expected
