@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from threading import Lock
 from typing import ClassVar, final
@@ -12,12 +12,14 @@ from typing import ClassVar, final
 import torch
 
 from meshfuse.base.options import Options
-from meshfuse.host.executors import HostIrExecutor
+from meshfuse.base.trace import Activity, Trace
+from meshfuse.host.executors import WHOLE_PROGRAM, HostIrExecutor
 from meshfuse.ir.printer import print_program
 from meshfuse.ir.program import Program
-from meshfuse.pipeline import Compilation, compile
+from meshfuse.pipeline import Compilation, compile, compile_scheduled
 from meshfuse.runtime.arguments import Signature
 from meshfuse.runtime.compile import KernelCompiler, find_compiler
+from meshfuse.runtime.executors import ExecutorIds
 
 KERNEL_DEVICES = ("cpu",)
 """Device types that kernels are generated for. Elsewhere programs run op by op through torch."""
@@ -26,12 +28,16 @@ KERNEL_DEVICES = ("cpu",)
 @final
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """What compiled code depends on. `program` is a fingerprint."""
+    """What compiled code depends on.
+
+    `program` is a fingerprint. `is_scheduled`: it is one kernel, as its user scheduled it.
+    """
 
     program: str
     signature: Signature
     options: Options
     device: str
+    is_scheduled: bool = False
 
 
 @final
@@ -67,6 +73,7 @@ class FusionCache:
     def __init__(self) -> None:
         self._lock = Lock()
         self._entries: dict[CacheKey, Future[CompiledProgram]] = {}
+        self._ids: dict[str, ExecutorIds] = {}
         self._statistics = CacheStatistics()
         self._compiler: KernelCompiler | None = None
         self._has_warned = False
@@ -83,6 +90,7 @@ class FusionCache:
         """Forget everything that was compiled, and the counts."""
         with self._lock:
             self._entries.clear()
+            self._ids.clear()
             self._statistics = CacheStatistics()
 
     def statistics(self) -> CacheStatistics:
@@ -95,13 +103,18 @@ class FusionCache:
         signature: Signature,
         device: torch.device,
         options: Options,
+        *,
+        is_scheduled: bool = False,
+        trace: Trace | None = None,
     ) -> CompiledProgram:
         """The program compiled for arguments of this signature, now or before.
 
-        `key` is the program's fingerprint, which callers keep. Sizes are no part of the signature:
-        others reuse what was compiled. Raises what `pipeline.compile` does; a failure is not kept.
+        `key` is the program's fingerprint, which callers keep. `is_scheduled`: the program is one
+        kernel, as its user scheduled it. Compiling is a span of `trace`. Sizes are no part of the
+        signature: others reuse what was compiled. Raises what `pipeline.compile` does; a failure is
+        not kept.
         """
-        wanted = CacheKey(key, signature, options, str(device))
+        wanted = CacheKey(key, signature, options, str(device), is_scheduled)
         with self._lock:
             promised = self._entries.get(wanted)
             if promised is None:
@@ -112,7 +125,7 @@ class FusionCache:
         if promised is not None:
             return promised.result()
         try:
-            mine.set_result(self._compile(program, signature, device))
+            mine.set_result(self._compile(program, wanted, device, trace))
         except BaseException as error:
             mine.set_exception(error)  # for those who wait; later calls try again
             with self._lock:
@@ -126,12 +139,37 @@ class FusionCache:
         )
 
     def _compile(
-        self, program: Program, signature: Signature, device: torch.device
+        self, program: Program, key: CacheKey, device: torch.device, trace: Trace | None
     ) -> CompiledProgram:
+        if trace is not None:
+            with trace.span(Activity.compile, WHOLE_PROGRAM):
+                return self._compile(program, key, device, None)
         compiler = self._compiler_for(device)
-        compilation = compile(program, signature, kernels=compiler is not None)
-        executor = HostIrExecutor(compilation.host, compilation.sources, compiler, device)
+        translate = compile_scheduled if key.is_scheduled else compile
+        compilation = translate(program, key.signature, kernels=compiler is not None)
+        executor = HostIrExecutor(
+            compilation.host,
+            compilation.sources,
+            compiler,
+            device,
+            compilation.schedulers,
+            self._number(key.program),
+        )
         return CompiledProgram(compilation, executor)
+
+    def _number(self, program: str) -> ExecutorIds:
+        """The ids of what is compiled next for a program: programs count up, and so do its forms.
+
+        One concretisation serves all sizes: extents stay symbols.
+        """
+        with self._lock:
+            latest = self._ids.get(program)
+            if latest is None:
+                ids = ExecutorIds(fusion=len(self._ids))
+            else:
+                ids = replace(latest, runtime=latest.runtime + 1)
+            self._ids[program] = ids
+            return ids
 
     def _compiler_for(self, device: torch.device) -> KernelCompiler | None:
         """The compiler of kernels; None, with one warning, where programs must run op by op."""

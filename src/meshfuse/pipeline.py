@@ -21,13 +21,15 @@ from meshfuse.facts.refusal import Refusal
 from meshfuse.host.dispatch import executor_class
 from meshfuse.host.lower import LoweredKernel, lower_to_host
 from meshfuse.host.nodes import HostProgram, KernelName
+from meshfuse.host.one_segment import lower_scheduled
 from meshfuse.host.verify import verify_host_program
 from meshfuse.ir.program import Program
+from meshfuse.ir.verify import verify
 from meshfuse.kernel.localize import localize
 from meshfuse.kernel.lower import lower
 from meshfuse.kernel.nodes import IndexName
 from meshfuse.kernel.verify import verify_kernel
-from meshfuse.passes.pipeline import run_passes
+from meshfuse.passes.pipeline import BEFORE_USER_SCHEDULE, run_passes
 from meshfuse.runtime.arguments import Signature
 from meshfuse.runtime.executors import KernelExecutor
 from meshfuse.runtime.layouts import refine_layouts
@@ -39,12 +41,21 @@ from meshfuse.segment.segments import Segment, SegmentedProgram
 @final
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """What compiling gives: the host program, the text of its kernels, and the record of how."""
+    """What compiling gives: the host program, the text of its kernels, and the record of how.
+
+    `scheduled` has the local program of each kernel with the loops that were lowered.
+    """
 
     host: HostProgram
     sources: Mapping[KernelName, KernelSource]
     segmented: SegmentedProgram
     notes: tuple[Note, ...]
+    scheduled: Mapping[KernelName, Program]
+
+    @property
+    def schedulers(self) -> dict[KernelName, str]:
+        """Who scheduled each kernel: kernels are named like their segments."""
+        return {KernelName(part.name): part.scheduler for part in self.segmented.segments}
 
 
 def compile(program: Program, signature: Signature, *, kernels: bool = True) -> Compilation:
@@ -58,6 +69,7 @@ def compile(program: Program, signature: Signature, *, kernels: bool = True) -> 
     segmented = segment(prepared, _accepts_locally)
     lowered: dict[str, LoweredKernel] = {}
     sources: dict[KernelName, KernelSource] = {}
+    loops: dict[KernelName, Program] = {}
     for part in segmented.segments:
         if executor_class(part.scheduler) is not KernelExecutor:
             notes += _explain_fallback(part)
@@ -65,22 +77,55 @@ def compile(program: Program, signature: Signature, *, kernels: bool = True) -> 
         if not kernels:
             notes += (_op_by_op(part, "there is no compiler for this device"),)
             continue
-        kernel = _lower_segment(prepared, part, signature)
+        scheduled, kernel = _lower_segment(prepared, part, signature)
+        loops[KernelName(part.name)] = scheduled
         lowered[part.name] = kernel
-        sources[KernelName(kernel.kernel.name)] = print_cpp(kernel.kernel)
+        sources[KernelName(part.name)] = print_cpp(kernel.kernel)
     host = lower_to_host(segmented, lowered)
     verify_host_program(host)
-    return Compilation(host, sources, segmented, notes)
+    return Compilation(host, sources, segmented, notes, loops)
 
 
-def _lower_segment(whole: Program, part: Segment, signature: Signature) -> LoweredKernel:
-    """One segment as a kernel on local shapes (law L9)."""
+def prepare_for_schedule(program: Program) -> Program:
+    """The program that a user schedules as one kernel."""
+    return run_passes(program, BEFORE_USER_SCHEDULE)[0]
+
+
+def compile_scheduled(
+    program: Program, signature: Signature, *, kernels: bool = True
+) -> Compilation:
+    """Compile a program as one kernel, by the schedule that its user wrote.
+
+    Raises ScheduleError for a schedule that is no legal form, Unsupported for an operation that
+    kernels do not have. Without `kernels` it runs op by op, and the schedule changes nothing.
+    """
+    verify(program)
+    refusal = KernelExecutor.supports(program)
+    if refusal is not None:
+        raise Unsupported(f"a program with a schedule of its user's is one kernel: {refusal}")
+    part = Segment("S0", program, "user")
+    segmented = SegmentedProgram(program, (part,))
+    if not kernels:
+        notes = (_op_by_op(part, "there is no compiler for this device"),)
+        return Compilation(lower_to_host(segmented, {}), {}, segmented, notes, {})
+    lowered = lower_scheduled(program, part.name, signature)
+    host = lower_to_host(segmented, {part.name: lowered})
+    verify_host_program(host)
+    name = KernelName(part.name)
+    return Compilation(host, {name: print_cpp(lowered.kernel)}, segmented, (), {name: program})
+
+
+def _lower_segment(
+    whole: Program, part: Segment, signature: Signature
+) -> tuple[Program, LoweredKernel]:
+    """One segment on local shapes (law L9), scheduled, and the kernel of that."""
     refined = refine_layouts(part.program, whole.fusion.inputs, signature)
     local = localize(refined)
     scheduled, _ = schedule(local.program, part.scheduler)
     kernel = lower(scheduled, part.name)
     verify_kernel(kernel)
-    return LoweredKernel(kernel, {IndexName(name): size for name, size in local.sizes.items()})
+    sizes = {IndexName(name): size for name, size in local.sizes.items()}
+    return scheduled, LoweredKernel(kernel, sizes)
 
 
 def _accepts_locally(program: Program) -> Answer:

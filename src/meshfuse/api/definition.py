@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, final, overload
+from typing import Any, overload
 
 import torch
 
 from meshfuse.api.constants import constant
+from meshfuse.api.devices import Device
 from meshfuse.api.executor_cache import FusionExecutorCache
 from meshfuse.api.fusion_view import FusionView
 from meshfuse.api.ops import Operations
+from meshfuse.api.profiling import FusionProfile
 from meshfuse.api.recording import Call, Recording
+from meshfuse.api.repro import fake_inputs, repro_script
+from meshfuse.api.segments import DefinitionSegment, run_segments, segments_of
 from meshfuse.api.tensor_arguments import read_tensor_arguments
 from meshfuse.api.tensor_view import TensorView, Val, scalar, tensor_view
 from meshfuse.base.dtypes import DataType, Scalar, dtype_of_value
-from meshfuse.base.errors import UserError, UserTypeError
+from meshfuse.base.errors import UserAssertionError, UserError, UserTypeError
+from meshfuse.dist.communicator import Communicator
 from meshfuse.ir import build
 from meshfuse.ir.axes import ScalarName
 from meshfuse.ir.program import Program
@@ -27,7 +32,6 @@ class EmptyDefinitionError(UserError, NotImplementedError):
     """A definition that has nothing to run."""
 
 
-@final
 class FusionDefinition:
     """A program on global shapes, and the schedule of the tensors that the user cares about.
 
@@ -36,14 +40,50 @@ class FusionDefinition:
             fd.add_output(fd.ops.sum(fd.ops.exp(x), [1]))
         [y] = fd.execute([torch.randn(4, 8)])
 
+    Or as a subclass, which writes the same calls into its methods:
+
+        class RowSums(FusionDefinition):
+            def definition(self):
+                self.x = self.define_tensor([-1, -1], contiguity=True)
+                self.add_output(self.ops.sum(self.ops.exp(self.x), [1]))
+        [y] = RowSums().execute([torch.randn(4, 8)])
+
     The first `execute` fixes the program. Handles stay readable.
+
+    It is open in `definition`, `schedule` and `multidevice_schedule`, which do nothing here and are
+    never called with super(); all else is final.
     """
 
     def __init__(self) -> None:
         self._recording = Recording()
+        self._is_defined = False
+        self._segments_profile: FusionProfile | None = None
         self.ops = Operations(self._recording)
         self.fusion = FusionView(self._recording)
-        self.fec = FusionExecutorCache(self._recording)
+        self.fec = FusionExecutorCache(
+            self.fusion, schedule=self.schedule if self._overrides("schedule") else None
+        )
+        self.segments: list[DefinitionSegment] = []
+        self.fake_inputs: list[object] | None = None
+        """The inputs of the latest call with `save_repro_inputs`: FakeTensors and scalars."""
+
+    # What a subclass may define.
+
+    def definition(self) -> None:
+        """Define inputs, operations and outputs. Runs once, before the program is fixed."""
+
+    def multidevice_schedule(self) -> None:
+        """Place tensors on meshes. Runs once, after `definition`; kernels are scheduled for it."""
+
+    def schedule(self) -> None:
+        """Schedule the whole program as one kernel. Runs once per input signature and device.
+
+        The handles of `definition` then stand for a copy of the program, concretised and not cut
+        into segments. A definition may not have `multidevice_schedule`, too.
+        """
+
+    def _overrides(self, hook: str) -> bool:
+        return getattr(type(self), hook) is not getattr(FusionDefinition, hook)
 
     def __enter__(self) -> FusionDefinition:
         return self
@@ -163,6 +203,8 @@ class FusionDefinition:
 
     def validate_definition(self) -> tuple[bool, str | None]:
         """Whether there is something to run, and if not why."""
+        with self._recording.lock:
+            self._run_definition()
         fusion = self._recording.program.fusion
         if not fusion.tensors and not fusion.scalars:
             return False, (
@@ -178,31 +220,123 @@ class FusionDefinition:
         self,
         inputs: Iterable[Any],
         *,
-        device: torch.device | str | int | None = None,
+        device: Device | None = None,
+        override_user_schedule: bool = False,
+        capture_debug_output: bool = False,
+        print_repro: bool = False,
+        profile: bool = False,
+        save_repro_inputs: bool = False,
         _enable_options: Sequence[str] = (),
         _disable_options: Sequence[str] = (),
     ) -> list[torch.Tensor]:
         """Run on `inputs`, in order of definition; return the outputs, in order of `add_output`.
 
         Tensors are local: on a mesh each rank passes its shards. An output on a mesh is a
-        DistributedTensor. Runs under no_grad. The first call fixes the program and compiles it;
-        later calls with inputs alike in type and layout reuse what was compiled.
-        `_enable_options` and `_disable_options` name options for this call, on top of those in the
-        environment (MESHFUSE_ENABLE, MESHFUSE_DISABLE).
+        DistributedTensor, unless the program is scheduled by `schedule()`. Runs under no_grad. The
+        first call fixes the program and compiles it; later calls with inputs alike in type and
+        layout reuse what was compiled.
+
+        `override_user_schedule`: schedule automatically, whatever `schedule()` says.
+        `capture_debug_output`: what MESHFUSE_DUMP asks for goes to `get_debug_output()`, not to
+        stdout. `print_repro`: print `repro_script_for(inputs)` first. `profile`: measure this call
+        for `profile()`; runs `schedule()` again. `save_repro_inputs`: keep what `last_repro_script`
+        needs. `_enable_options` and `_disable_options` name options for this call, on top of those
+        in the environment (MESHFUSE_ENABLE, MESHFUSE_DISABLE). After `segment`, segments run one by
+        one, with `device` and `profile`.
         """
         self.freeze("execute")
-        return self.fec.run(inputs, device, _enable_options, _disable_options)
+        if save_repro_inputs or print_repro:
+            inputs = list(inputs)
+        if save_repro_inputs:
+            self.fake_inputs = fake_inputs(inputs)
+        if print_repro:
+            print(self.repro_script_for(inputs))
+        if self.segments:
+            whole = self._recording.program
+            outputs, self._segments_profile = run_segments(
+                self.segments, whole, inputs, device, profile
+            )
+            return outputs
+        return self.fec.run(
+            inputs,
+            device,
+            _enable_options,
+            _disable_options,
+            is_auto=override_user_schedule,
+            profile=profile,
+            capture=capture_debug_output,
+        )
 
     def freeze(self, reason: str) -> None:
         """Fix the program.
 
-        `reason` is the call that needs it; EmptyDefinitionError where there is nothing to run.
+        `reason` is the call that needs it; EmptyDefinitionError where there is nothing to run,
+        UserAssertionError for both `schedule` and `multidevice_schedule`.
         """
+        if self._recording.frozen:
+            return
         with self._recording.lock:
             valid, message = self.validate_definition()
             if not valid:
                 raise EmptyDefinitionError(f"{reason}: {message}")
             self._recording.frozen = True
+
+    def _run_definition(self) -> None:
+        """`definition` and `multidevice_schedule`, once. One that raises leaves nothing behind."""
+        if self._is_defined:
+            return
+        if self._overrides("schedule") and self._overrides("multidevice_schedule"):
+            raise UserAssertionError(
+                f"{type(self).__name__} defines both schedule() and multidevice_schedule(): a "
+                "program is scheduled as one kernel, or placed on meshes and scheduled "
+                "automatically"
+            )
+        recording = self._recording
+        before = recording.program, list(recording.journal)
+        self._is_defined = True
+        try:
+            self.definition()
+            self.multidevice_schedule()
+        except BaseException:
+            recording.program, recording.journal = before
+            self._is_defined = False
+            raise
+
+    def segment(self, inputs: Iterable[Any]) -> None:
+        """Cut the program, for inputs like these, into `segments`: what one executor runs each.
+
+        From then on `execute` runs them one by one. Raises Unsupported for a program that updates
+        inputs in place.
+        """
+        self.freeze("segment")
+        rank = Communicator.instance().rank()
+        bound = self.fec.bind(inputs, rank, is_auto=True)
+        self.segments = segments_of(bound.prepared.compiled.compilation.segmented)
+
+    # What was done.
+
+    def profile(self) -> FusionProfile:
+        """What the latest `execute(..., profile=True)` took; UserAssertionError without one."""
+        return self._segments_profile or self.fec.profile()
+
+    def get_debug_output(self) -> str | None:
+        """What the latest call dumped; None unless it had `capture_debug_output`."""
+        return self.fec.debug_output()
+
+    def last_repro_script(self) -> str:
+        """A script that repeats the latest `execute(..., save_repro_inputs=True)`."""
+        if self.fake_inputs is None:
+            raise UserAssertionError(
+                "fd.last_repro_script() needs the inputs of a call: run "
+                "fd.execute(inputs, save_repro_inputs=True) first"
+            )
+        return self.repro_script_for(self.fake_inputs)
+
+    def repro_script_for(self, inputs: Iterable[Any] | None = None) -> str:
+        """A script that makes this definition, and runs it on inputs like these."""
+        with self._recording.lock:
+            self._run_definition()
+        return repro_script(repr(self), inputs)
 
     def explain(self) -> str:
         """What the compiler did with the most recent call, and why, as text."""

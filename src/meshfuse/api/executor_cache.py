@@ -2,58 +2,38 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 
+from meshfuse.api.debug_output import debug_output, kernel_text, scheduled_text
+from meshfuse.api.devices import Device, read_device
 from meshfuse.api.explain import communications, explain_compilation, explain_definition
+from meshfuse.api.frozen_program import FrozenProgram, check_sharding, freeze_program
 from meshfuse.api.fusion_view import FusionView
-from meshfuse.api.recording import Recording
+from meshfuse.api.profiling import FusionProfile, begin_profile
 from meshfuse.api.results import public_sharding, wrap_result
 from meshfuse.api.sharding import Sharding
-from meshfuse.base.errors import UserError, UserTypeError
-from meshfuse.base.options import Options, options_from_environment, with_options
-from meshfuse.cache import CompiledProgram, FusionCache, fingerprint
+from meshfuse.api.user_schedule import UserSchedules
+from meshfuse.base.errors import UserAssertionError, UserError
+from meshfuse.base.options import Options, with_options
+from meshfuse.base.trace import Trace
+from meshfuse.cache import CompiledProgram, FusionCache
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.facts import sharding as facts
 from meshfuse.host.nodes import Communicate, HostProgram
-from meshfuse.ir.axes import TensorName
-from meshfuse.ir.mesh import DeviceMesh
-from meshfuse.ir.program import Program
+from meshfuse.pipeline import Compilation
 from meshfuse.runtime.arguments import (
     Argument,
-    Expected,
-    ExpectedTensor,
     Signature,
     check_arguments,
-    expected_inputs,
     flatten_inputs,
     signature_of,
 )
-
-Device = torch.device | str | int
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class FrozenProgram:
-    """The program of a definition that runs, and what is asked of every call.
-
-    `shardings` are those of the inputs; `meshes` has each mesh with the first tensor that lies on
-    it; `options` are the environment's, when the program was fixed.
-    """
-
-    program: Program
-    key: str
-    expected: tuple[Expected, ...]
-    shardings: tuple[facts.Sharding | None, ...]
-    meshes: dict[DeviceMesh, TensorName]
-    options: Options
 
 
 @final
@@ -70,29 +50,81 @@ class Prepared:
 @final
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The arguments of one call, checked, and what runs on them."""
+    """The arguments of one call, checked, what runs on them, and the options it was made with."""
 
     arguments: list[Argument]
     prepared: Prepared
+    options: Options
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CallKey:
+    """What a call is compiled for, as the definition looks it up.
+
+    `is_scheduled`: as one kernel, by its user's schedule.
+    """
+
+    signature: Signature
+    device: str
+    options: Options
+    is_scheduled: bool
 
 
 @final
 class FusionExecutorCache:
     """The compiled forms of one definition, by signature; they live in the process's FusionCache.
 
-    Safe to use from several threads.
+    `FusionExecutorCache(fd.fusion)` is one for the program as it stands. Not `auto_schedule`: that
+    program is one kernel, as it is scheduled. Safe to use from several threads.
     """
 
-    __slots__ = ("_frozen", "_last", "_prepared", "_recording", "_warned")
+    __slots__ = (
+        "_debug_output",
+        "_frozen",
+        "_last",
+        "_prepared",
+        "_profile",
+        "_recording",
+        "_user_schedules",
+        "_warned",
+        "fusion_id",
+    )
 
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+    def __init__(
+        self,
+        fusion: FusionView,
+        fusion_id: int = 0,
+        auto_schedule: bool = True,
+        schedule: Callable[[], None] | None = None,
+    ) -> None:
+        """`schedule`, if given, schedules the program as one kernel: see UserSchedules."""
+        self.fusion_id = fusion_id
+        self._recording = fusion.recording
         self._frozen: FrozenProgram | None = None
-        self._prepared: dict[tuple[Signature, str, Options], Prepared] = {}
+        self._user_schedules: UserSchedules | None = None
+        if schedule is not None or not auto_schedule:
+            self._user_schedules = UserSchedules(self._recording, schedule or _leave_as_it_is)
+        self._prepared: dict[CallKey, Prepared] = {}
         self._last: Prepared | None = None
+        self._profile: FusionProfile | None = None
+        self._debug_output: str | None = None
         self._warned = False
+        if self._recording.program.fusion.outputs:
+            self.frozen_program()
 
     # Running.
+
+    def execute(
+        self,
+        inputs: Iterable[object],
+        *,
+        device: Device | None = None,
+        _enable_options: Sequence[str] = (),
+        _disable_options: Sequence[str] = (),
+    ) -> list[torch.Tensor]:
+        """Run on this rank's inputs, as `FusionDefinition.execute` does."""
+        return self.run(inputs, device, _enable_options, _disable_options)
 
     def run(
         self,
@@ -100,12 +132,30 @@ class FusionExecutorCache:
         device: Device | None = None,
         enable: Sequence[str] = (),
         disable: Sequence[str] = (),
+        *,
+        is_auto: bool = False,
+        profile: bool = False,
+        capture: bool = False,
     ) -> list[torch.Tensor]:
-        """Run on this rank's inputs: `FusionDefinition.execute`, of a program that is fixed."""
+        """Run on this rank's inputs: `FusionDefinition.execute`, of a program that is fixed.
+
+        `is_auto` passes over the user's schedule; `profile` and `capture` keep what `profile()` and
+        `get_debug_output()` say about the call.
+        """
         communicator = Communicator.instance()
         self._check_ranks(communicator)
-        bound = self.bind(inputs, communicator.rank(), device, enable, disable)
-        outputs = bound.prepared.compiled.executor.run(bound.arguments, communicator)
+        profiler = begin_profile(profile)
+        trace = None if profiler is None else profiler.trace
+        bound = self.bind(
+            inputs, communicator.rank(), device, enable, disable, is_auto, profile, trace, capture
+        )
+        executor = bound.prepared.compiled.executor
+        outputs = executor.run(bound.arguments, communicator, trace)
+        if profiler is not None:
+            measured = profiler.finish(executor.ids.fusion, bound.arguments, outputs)
+            self._profile = measured if profile else self._profile
+        if capture or self._debug_output is not None:
+            self._debug_output = self._dump(bound) if capture else None
         return self.deliver(bound.prepared, outputs)
 
     def bind(
@@ -115,12 +165,38 @@ class FusionExecutorCache:
         device: Device | None = None,
         enable: Sequence[str] = (),
         disable: Sequence[str] = (),
+        is_auto: bool = False,
+        redo: bool = False,
+        trace: Trace | None = None,
+        capture: bool = False,
     ) -> Bound:
-        """Check one rank's inputs and find, or make, the program compiled for them."""
+        """Check one rank's inputs and find, or make, the program compiled for them.
+
+        `is_auto` passes over the user's schedule, `redo` asks for it again. What options dump of a
+        program is printed when it is compiled, unless the caller captures it.
+        """
         frozen = self.frozen_program()
         options = frozen.options
         if enable or disable:
             options = with_options(options, enable, disable)
+        arguments, where = self._arguments(frozen, inputs, rank, device)
+        is_scheduled = self._user_schedules is not None and not is_auto
+        key = CallKey(signature_of(arguments), str(where), options, is_scheduled)
+        prepared = self._prepared.get(key)
+        if prepared is None or (redo and is_scheduled):
+            prepared = self._prepare(frozen, key, where, redo, trace)
+            if options.dump and not capture:
+                print(self._dump(Bound(arguments, prepared, options)), end="")
+        return Bound(arguments, prepared, options)
+
+    def _arguments(
+        self,
+        frozen: FrozenProgram,
+        inputs: Iterable[object],
+        rank: int,
+        device: Device | None,
+    ) -> tuple[list[Argument], torch.device]:
+        """One rank's inputs, checked, and the device that the program runs on."""
         flat: list[Argument | complex] = []
         for value in flatten_inputs(inputs):
             flat.append(self._take(frozen, len(flat), value))
@@ -130,18 +206,52 @@ class FusionExecutorCache:
             where = torch.device("cpu") if wanted is None else wanted
         else:
             arguments, where = check_arguments(frozen.expected, flat, wanted)
-        return Bound(arguments, self._prepare(frozen, arguments, where, options))
+        return arguments, where
 
     def deliver(self, prepared: Prepared, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs as users get them. The call becomes the most recent one."""
         self._last = prepared
         return [wrap_result(*pair) for pair in zip(outputs, prepared.outputs, strict=True)]
 
+    # Answers about any call.
+
+    def is_compiled(self, inputs: Iterable[object], device: Device | None = None) -> bool:
+        """Whether a call with inputs like these compiles nothing."""
+        rank = Communicator.instance().rank()
+        found = self._find(inputs, device)
+        return found is not None and found.compiled.executor.is_compiled(rank)
+
+    def get_scheduled_ir(
+        self,
+        inputs: Iterable[object],
+        tensor_transforms: bool = False,
+        device: Device | None = None,
+    ) -> str:
+        """The kernels' programs with their loops, compiled for inputs like these.
+
+        With `tensor_transforms`, the tile program that each was lowered to, too. UserError where
+        they are not compiled.
+        """
+        return scheduled_text(self._compilation_for(inputs, device), tensor_transforms)
+
+    def get_cuda_kernel(
+        self,
+        inputs: Iterable[object],
+        intrinsic_code: bool = False,
+        device: Device | None = None,
+    ) -> str:
+        """The source of the kernels compiled for inputs like these: C++ on a CPU.
+
+        `intrinsic_code` adds the functions that each begins with. UserError where they are not
+        compiled.
+        """
+        return kernel_text(self._compilation_for(inputs, device), intrinsic_code)
+
     def frozen_program(self) -> FrozenProgram:
         """The program, fixed; its text is hashed once."""
         with self._recording.lock:
             if self._frozen is None:
-                self._frozen = _freeze(self._recording.program)
+                self._frozen = freeze_program(self._recording.program)
             return self._frozen
 
     # Answers about the most recent call.
@@ -161,6 +271,22 @@ class FusionExecutorCache:
     def host_program(self) -> HostProgram:
         """What every rank did in the most recent call."""
         return self._recent().compiled.compilation.host
+
+    def get_most_recent_scheduled_ir(self, tensor_transforms: bool = False) -> str:
+        """As `get_scheduled_ir`, of the most recent call."""
+        return scheduled_text(self._recent().compiled.compilation, tensor_transforms)
+
+    def profile(self) -> FusionProfile:
+        """That of the most recent call that asked for one."""
+        if self._profile is None:
+            raise UserAssertionError(
+                "profile(): no call was profiled; use fd.execute(inputs, profile=True)"
+            )
+        return self._profile
+
+    def debug_output(self) -> str | None:
+        """What options dumped of the most recent call; None unless it captured that."""
+        return self._debug_output
 
     def explain(self) -> str:
         """What the compiler did with the most recent call, and why; before it, the program."""
@@ -193,7 +319,7 @@ class FusionExecutorCache:
         if not isinstance(value, torch.Tensor):
             return value
         if isinstance(value, DistributedTensor):
-            _check_sharding(frozen, position, value)
+            check_sharding(frozen, position, value)
             value = value.local
         if not value.requires_grad:
             return value
@@ -203,72 +329,61 @@ class FusionExecutorCache:
                 f"input {position} requires grad: meshfuse computes no gradients, and its outputs "
                 "do not require grad",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         return value.detach()
 
     def _prepare(
         self,
         frozen: FrozenProgram,
-        arguments: Sequence[Argument],
+        key: CallKey,
         device: torch.device,
-        options: Options,
+        redo: bool,
+        trace: Trace | None,
     ) -> Prepared:
-        signature = signature_of(arguments)
-        key = (signature, str(device), options)
-        found = self._prepared.get(key)
-        if found is None:
-            store = FusionCache.instance()
-            compiled = store.find(frozen.program, frozen.key, signature, device, options)
-            found = self._prepared.setdefault(key, _prepare_results(compiled))
-        return found
+        program, text = frozen.program, frozen.key
+        if self._user_schedules is not None and key.is_scheduled:
+            scheduled = self._user_schedules.find(key.signature, key.device, redo=redo)
+            program, text = scheduled.program, scheduled.key
+        compiled = FusionCache.instance().find(
+            program,
+            text,
+            key.signature,
+            device,
+            key.options,
+            is_scheduled=key.is_scheduled,
+            trace=trace,
+        )
+        prepared = _prepare_results(compiled)
+        if key.is_scheduled:
+            plain = tuple(replace(sharding, mesh=None) for sharding in prepared.outputs)
+            prepared = replace(prepared, outputs=plain)
+        self._prepared[key] = prepared
+        return prepared
 
-
-def read_device(device: Device | None) -> torch.device | None:
-    """The device that a call names. An int is the number of a GPU."""
-    match device:
-        case None:
+    def _find(self, inputs: Iterable[object], device: Device | None) -> Prepared | None:
+        """What is compiled for inputs like these, without the options of single calls."""
+        if self._frozen is None:
             return None
-        case torch.device():
-            return _numbered(device)
-        case int() if not isinstance(device, bool) and device >= 0:
-            return torch.device("cuda", device)
-        case str():
-            return _numbered(_parse_device(device))
-        case _:
-            raise UserTypeError(
-                f"execute(device={device!r}): takes a torch.device, its name, or a GPU's number"
-            )
+        rank = Communicator.instance().rank()
+        arguments, where = self._arguments(self._frozen, inputs, rank, device)
+        is_scheduled = self._user_schedules is not None
+        key = CallKey(signature_of(arguments), str(where), self._frozen.options, is_scheduled)
+        return self._prepared.get(key)
+
+    def _compilation_for(self, inputs: Iterable[object], device: Device | None) -> Compilation:
+        found = self._find(inputs, device)
+        if found is None:
+            raise UserError("Fusion is not compiled! Execute it on inputs like these first.")
+        return found.compiled.compilation
+
+    def _dump(self, bound: Bound) -> str:
+        compilation = bound.prepared.compiled.compilation
+        return debug_output(bound.options, self.frozen_program().program, compilation)
 
 
-def _numbered(device: torch.device) -> torch.device:
-    """`cuda` is the current GPU."""
-    if device.type != "cuda" or device.index is not None:
-        return device
-    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
-
-
-def _parse_device(device: str) -> torch.device:
-    try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise UserError(f"execute(device={device!r}): {str(error).splitlines()[0]}") from None
-
-
-def _freeze(program: Program) -> FrozenProgram:
-    meshes: dict[DeviceMesh, TensorName] = {}
-    for tensor in program.fusion.tensors:
-        mesh = program.schedule(tensor).mesh
-        if mesh is not None:
-            meshes.setdefault(mesh, tensor)
-    expected = expected_inputs(program)
-    shardings = tuple(
-        facts.sharding_of(program, want.name) if isinstance(want, ExpectedTensor) else None
-        for want in expected
-    )
-    key = fingerprint(program)
-    options = options_from_environment(os.environ)
-    return FrozenProgram(program, key, expected, shardings, meshes, options)
+def _leave_as_it_is() -> None:
+    """The schedule of a program that is scheduled already."""
 
 
 def _prepare_results(compiled: CompiledProgram) -> Prepared:
@@ -282,27 +397,3 @@ def _prepare_results(compiled: CompiledProgram) -> Prepared:
     shown = (output.tensor for output in fusion.outputs if output.alias is None)
     shardings = tuple(facts.written_sharding_of(program, name) for name in shown)
     return Prepared(compiled, shardings, updates)
-
-
-def _check_sharding(frozen: FrozenProgram, position: int, value: DistributedTensor) -> None:
-    """UserError unless a DistributedTensor is sharded as the program's input at `position` is."""
-    if position >= len(frozen.shardings):
-        return  # too many inputs: the count is checked with all of them at hand
-    wanted = frozen.shardings[position]
-    if wanted is None:
-        return
-    if _placement(wanted) != _placement(value.sharding):
-        raise UserError(
-            f"input {position}, {frozen.expected[position]}, must be sharded as "
-            f"{facts.describe(wanted)}, but got {facts.describe(value.sharding)}"
-        )
-
-
-def _placement(sharding: facts.Sharding) -> object:
-    """What two shardings of a tensor must share: not its sizes, nor mesh axes of one rank."""
-    mesh = sharding.mesh
-    owners = tuple(
-        tuple(d.owner for d in digits if d.owner and mesh and mesh.axis_size(d.owner) > 1)
-        for digits in sharding.axes
-    )
-    return sharding.mesh, owners, dict(sharding.partial)

@@ -14,23 +14,23 @@ from meshfuse.ir.printer import print_program
 class FusionView:
     """Inputs, outputs and values of a definition: the same handles that defining it gave."""
 
-    __slots__ = ("_recording",)
+    __slots__ = ("recording",)
 
     def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+        self.recording = recording
 
     def inputs(self) -> list[TensorView | Val]:
         """In the order of `execute`'s arguments."""
-        return [self._handle(name) for name in self._recording.program.fusion.inputs]
+        return [self._handle(name) for name in self.recording.program.fusion.inputs]
 
     def outputs(self) -> list[TensorView]:
         """In the order of `add_output`, hidden ones (in-place updates) included."""
-        outputs = self._recording.program.fusion.outputs
-        return [tensor_view(self._recording, output.tensor) for output in outputs]
+        outputs = self.recording.program.fusion.outputs
+        return [tensor_view(self.recording, output.tensor) for output in outputs]
 
     def vals(self) -> list[TensorView | Val]:
         """All tensors, then all named scalars, in order of definition."""
-        fusion = self._recording.program.fusion
+        fusion = self.recording.program.fusion
         return [self._handle(name) for name in (*fusion.tensors, *fusion.scalars)]
 
     def print_math(self) -> None:
@@ -38,9 +38,9 @@ class FusionView:
         print(self)
 
     def __repr__(self) -> str:
-        return print_program(self._recording.program)
+        return print_program(self.recording.program)
 
     def _handle(self, name: TensorName | ScalarName) -> TensorView | Val:
-        if name in self._recording.program.fusion.tensors:
-            return tensor_view(self._recording, name)
-        return scalar(self._recording, ScalarName(name))
+        if name in self.recording.program.fusion.tensors:
+            return tensor_view(self.recording, name)
+        return scalar(self.recording, ScalarName(name))

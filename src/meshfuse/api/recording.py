@@ -111,6 +111,17 @@ class Recording:
         """As `define`, for a verb that defines nothing."""
         self.define(call, lambda program: (verb(program), ()))
 
+    def change_copy(self, program: Program, verb: Callable[[], None]) -> Program:
+        """What `verb` makes of `program` through the handles; the recording stays as it is."""
+        with self.lock:
+            kept = self.program, self.journal, self.frozen
+            self.program, self.journal, self.frozen = program, [], False
+            try:
+                verb()
+                return self.program
+            finally:
+                self.program, self.journal, self.frozen = kept
+
     def handle(self, key: Hashable, make: Callable[[], AnyHandle]) -> AnyHandle:
         """The one handle of `key`, made at first request."""
         with self.lock:

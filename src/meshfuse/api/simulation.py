@@ -8,7 +8,8 @@ from typing import Any, final
 import torch
 
 from meshfuse.api.definition import FusionDefinition
-from meshfuse.api.executor_cache import Bound, FrozenProgram
+from meshfuse.api.executor_cache import Bound
+from meshfuse.api.frozen_program import FrozenProgram
 from meshfuse.api.results import wrap_result
 from meshfuse.base.errors import UserError
 from meshfuse.dist.shard import shard_tensor

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from threading import Lock
 from typing import final
 
 import torch
 from torch.autograd import profiler
 
-from meshfuse.base.trace import Trace
+from meshfuse.base.trace import Activity, Trace, Work
 from meshfuse.codegen.source import KernelSource
 from meshfuse.dist.communicator import Communicator, Pending
 from meshfuse.host.load import load
@@ -19,6 +20,9 @@ from meshfuse.host.run import RankProgram, interpret
 from meshfuse.runtime.arguments import Argument
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.executors import ALONE_IDS, ExecutorIds
+
+WHOLE_PROGRAM = Work("program", "host_ir", 0)
+"""What compiling a program and loading it are spans of, besides those of its parts."""
 
 
 @final
@@ -63,17 +67,21 @@ class HostIrExecutor:
         """The program loaded for a rank: its kernels compiled, its nodes bound. Done once."""
         with self._lock:
             if rank not in self._executables:
-                self._executables[rank] = load(
-                    self.program,
-                    self._sources,
-                    self._compiler,
-                    rank,
-                    self._device,
-                    self._schedulers,
-                    self.ids,
-                    trace,
-                )
+                self._executables[rank] = self._load(rank, trace)
             return self._executables[rank]
+
+    def _load(self, rank: int, trace: Trace | None) -> Executable:
+        with nullcontext() if trace is None else trace.span(Activity.compile, WHOLE_PROGRAM):
+            return load(
+                self.program,
+                self._sources,
+                self._compiler,
+                rank,
+                self._device,
+                self._schedulers,
+                self.ids,
+                trace,
+            )
 
     def is_compiled(self, rank: int) -> bool:
         return rank in self._executables

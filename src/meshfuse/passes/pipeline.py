@@ -28,6 +28,10 @@ PRESEGMENTATION: tuple[Pass, ...] = (
 )
 
 
+BEFORE_USER_SCHEDULE: tuple[Pass, ...] = (concretize, fold_casts)
+"""What a program goes through that a user then schedules as one kernel: no tensor vanishes."""
+
+
 def run_passes(
     program: Program, passes: Sequence[Pass] = PRESEGMENTATION
 ) -> tuple[Program, tuple[Note, ...]]:

@@ -246,8 +246,8 @@ def test_options_of_one_call() -> None:
         fd.execute([X], _enable_options=["speed"])
     with pytest.raises(RuntimeError, match="Unrecognized disable_option: speed"):
         fd.execute([X], _disable_options=["speed"])
-    with pytest.raises(TypeError, match="profile"):
-        fd.execute([X], profile=True)  # type: ignore[call-arg]  # refused, not ignored
+    with pytest.raises(TypeError, match="quickly"):
+        fd.execute([X], quickly=True)  # type: ignore[call-arg]  # refused, not ignored
 
 
 def test_threads_may_share_a_definition() -> None:

@@ -1,0 +1,89 @@
+"""The segments of a definition as programs of their own, run one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from meshfuse.api.devices import Device
+from meshfuse.api.executor_cache import FusionExecutorCache
+from meshfuse.api.fusion_view import FusionView
+from meshfuse.api.profiling import FusionProfile, merge_profiles
+from meshfuse.api.recording import Recording
+from meshfuse.base.errors import Unsupported, UserError
+from meshfuse.ir.printer import print_program
+from meshfuse.ir.program import Program
+from meshfuse.runtime.arguments import Argument, flatten_inputs
+from meshfuse.segment.segments import Segment, SegmentedProgram
+
+
+@final
+@dataclass(frozen=True, slots=True, repr=False)
+class DefinitionSegment:
+    """One segment: its name, who scheduled it, its program, and what it has compiled."""
+
+    name: str
+    scheduler: str
+    program: Program
+    fec: FusionExecutorCache
+
+    def execute(
+        self, inputs: Iterable[object], *, device: Device | None = None, profile: bool = False
+    ) -> list[torch.Tensor]:
+        """Run it alone, on this rank's values of the inputs that its text names."""
+        return self.fec.run(inputs, device, profile=profile)
+
+    def __repr__(self) -> str:
+        return f"# {self.name}: {self.scheduler}\n{print_program(self.program)}"
+
+
+def segments_of(segmented: SegmentedProgram) -> list[DefinitionSegment]:
+    """A definition's segments, in the order of running.
+
+    Raises Unsupported for a program that updates inputs in place: that is the whole program's.
+    """
+    for output in segmented.program.fusion.outputs:
+        if output.alias is not None:
+            raise Unsupported(
+                f"segment: {output.tensor} updates input {output.alias} in place, which no segment "
+                "does by itself; execute the definition as a whole"
+            )
+    return [_definition_segment(part) for part in segmented.segments]
+
+
+def _definition_segment(part: Segment) -> DefinitionSegment:
+    recording = Recording()
+    recording.program = part.program
+    recording.frozen = True
+    fec = FusionExecutorCache(FusionView(recording))
+    return DefinitionSegment(part.name, part.scheduler, part.program, fec)
+
+
+def run_segments(
+    segments: Sequence[DefinitionSegment],
+    whole: Program,
+    inputs: Iterable[object],
+    device: Device | None,
+    profile: bool,
+) -> tuple[list[torch.Tensor], FusionProfile | None]:
+    """The outputs of the whole program, segment by segment, and with `profile` what that took."""
+    flat = flatten_inputs(inputs)
+    names = whole.fusion.inputs
+    if len(flat) != len(names):
+        raise UserError(f"expected {len(names)} inputs ({', '.join(names)}), but got {len(flat)}")
+    values: dict[str, Argument | complex] = dict(zip(names, flat, strict=True))
+    profiles: list[FusionProfile] = []
+    for segment in segments:
+        fusion = segment.program.fusion
+        made = segment.execute(
+            [values[name] for name in fusion.inputs], device=device, profile=profile
+        )
+        values.update(zip((output.tensor for output in fusion.outputs), made, strict=True))
+        if profile:
+            profiles.append(segment.fec.profile())
+    results = [values[output.tensor] for output in whole.fusion.outputs]
+    tensors = [value for value in results if isinstance(value, torch.Tensor)]
+    return tensors, merge_profiles(profiles) if profile else None
