@@ -1,12 +1,44 @@
-"""Where waits and frees stand: a wait at the first use, a free after the last one."""
+"""Where posts, waits and frees stand: a post as soon as its source is ready, a wait at the first
+use, a free after the last one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from meshfuse.host.nodes import Communicate, Evaluate, Free, Node, Wait
-from meshfuse.host.uses import names_defined, names_needed
+from meshfuse.host.nodes import Communicate, Evaluate, Free, KernelName, Node, Wait
+from meshfuse.host.uses import names_defined, names_needed, names_written
 from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.kernel.nodes import Kernel
+
+
+def with_early_posts(body: Sequence[Node], kernels: Mapping[KernelName, Kernel]) -> list[Node]:
+    """Each collective, with the allocation before it, right behind what its source comes from.
+
+    Work that stood between the two runs while the collective is under way. Collectives keep their
+    order, which all ranks share, and so does all other work:
+
+        T1 = launch; T2 = launch; T3 = communicate(T1)  ->  T1 = launch; T3 = communicate(T1);
+                                                            T2 = launch
+    """
+    placed: list[Node] = []
+    for node in body:
+        if not isinstance(node, Communicate):
+            placed.append(node)
+            continue
+        allocation = placed.pop()
+        place = len(placed)
+        while place > 0 and not _must_precede(placed[place - 1], node, kernels):
+            place -= 1
+        placed[place:place] = [allocation, node]
+    return placed
+
+
+def _must_precede(
+    earlier: Node, collective: Communicate, kernels: Mapping[KernelName, Kernel]
+) -> bool:
+    is_made = collective.src in names_written(earlier, kernels)
+    return is_made or isinstance(earlier, Communicate)
 
 
 def with_waits(body: Sequence[Node]) -> Iterator[Node]:

@@ -12,7 +12,7 @@ from meshfuse.expr import IntExpr, free_symbols
 from meshfuse.facts.facts import Facts, facts_of
 from meshfuse.facts.layout import layout_of, local_bytes, without_single
 from meshfuse.host.dispatch import executor_class
-from meshfuse.host.lifetimes import with_frees, with_waits
+from meshfuse.host.lifetimes import with_early_posts, with_frees, with_waits
 from meshfuse.host.nodes import (
     Allocate,
     Collective,
@@ -33,6 +33,7 @@ from meshfuse.ir.comm import AllGather, AllReduce, Communication, LocalSlice, Re
 from meshfuse.ir.ops import Broadcast, Cast, Expand, Expr, Permute, Set, Squeeze
 from meshfuse.ir.printer import print_expr
 from meshfuse.ir.program import Program
+from meshfuse.ir.schedule import MemoryType
 from meshfuse.kernel.nodes import IndexName, Kernel
 from meshfuse.segment.segments import SegmentedProgram
 
@@ -59,7 +60,8 @@ def lower_to_host(segmented: SegmentedProgram, kernels: Mapping[str, LoweredKern
     facts, fusion = facts_of(program), program.fusion
     body = [*_scalar_sizes(program), *_lower_segments(segmented, facts, kernels)]
     outputs, copies = _lower_outputs(program, facts)
-    body = list(with_waits([*body, *copies]))
+    launched = {KernelName(found.kernel.name): found.kernel for found in kernels.values()}
+    body = list(with_waits([*with_early_posts(body, launched), *copies]))
     kept = {output.buffer for output in outputs} | set(fusion.inputs) | set(fusion.scalars)
     buffers = _buffers(program, body)
     symbols = size_symbols(program)
@@ -71,7 +73,7 @@ def lower_to_host(segmented: SegmentedProgram, kernels: Mapping[str, LoweredKern
         symbols=symbols,
         demands=divisibility_demands(program, fusion.tensors),
         buffers=buffers,
-        kernels={KernelName(found.kernel.name): found.kernel for found in kernels.values()},
+        kernels=launched,
         body=tuple(with_frees(body, kept)),
     )
 
@@ -104,16 +106,16 @@ def _lower_segments(
                 yield from lower_communication(segmented.program, facts, expr, number)
                 number += not isinstance(expr, LocalSlice)
         elif segment.name in kernels:
-            yield from _lower_kernel(kernels[segment.name])
+            yield from _lower_kernel(segmented.program, kernels[segment.name])
         else:
             yield Evaluate(body=segment.program.fusion.exprs)
 
 
-def _lower_kernel(lowered: LoweredKernel) -> Iterator[Node]:
+def _lower_kernel(program: Program, lowered: LoweredKernel) -> Iterator[Node]:
     kernel = lowered.kernel
     for buffer in kernel.buffers:
         if buffer.written:
-            yield Allocate(TensorName(buffer.name))
+            yield _allocate(program, TensorName(buffer.name))
     yield Launch(
         KernelName(kernel.name),
         tuple(TensorName(buffer.name) for buffer in kernel.buffers),
@@ -142,7 +144,7 @@ def lower_communication(program: Program, facts: Facts, expr: Expr, number: int)
         case _:
             raise InvariantError(f"{print_expr(expr)} is no collective of the host program")
     _check_blocks(program, expr, blocks)
-    yield Allocate(expr.out)
+    yield _allocate(program, expr.out)
     yield Communicate(
         expr.out,
         collective,
@@ -154,6 +156,10 @@ def lower_communication(program: Program, facts: Facts, expr: Expr, number: int)
         _cause(facts, expr),
         function,
     )
+
+
+def _allocate(program: Program, tensor: TensorName) -> Allocate:
+    return Allocate(tensor, MemoryType.global_, local_bytes(program, tensor))
 
 
 def _check_blocks(

@@ -17,6 +17,7 @@ from meshfuse.expr.nodes import IntExpr
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 from meshfuse.ir.ops import Expr
+from meshfuse.ir.schedule import MemoryType
 from meshfuse.kernel.nodes import IndexName, Kernel
 
 KernelName = NewType("KernelName", str)
@@ -33,13 +34,19 @@ class Collective(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class HostBuffer:
-    """A tensor on this rank, with local sizes. `order`: axes, slowest first; () is row-major."""
+    """A tensor on this rank, with local sizes. `order`: axes, slowest first; () is row-major.
+
+    `sharded` has the axis that each mesh axis shards, `partial` how ranks along a mesh axis are to
+    be reduced; along the other mesh axes they hold the same.
+    """
 
     name: Out[TensorName]
     dtype: DataType
     shape: tuple[IntExpr, ...]
     order: tuple[int, ...] = ()
     mesh: DeviceMesh | None = None
+    sharded: Mapping[ParallelType, int] = field(default_factory=dict[ParallelType, int])
+    partial: Mapping[ParallelType, str] = field(default_factory=dict[ParallelType, str])
 
     @property
     def memory_order(self) -> tuple[int, ...]:
@@ -49,9 +56,14 @@ class HostBuffer:
 @final
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Fresh uninitialised memory for `buffer`, contiguous in its memory order."""
+    """Fresh uninitialised memory for `buffer`, contiguous in its memory order.
+
+    `bytes` is what one rank needs, of the largest block where blocks are uneven.
+    """
 
     buffer: Out[TensorName]
+    memory: MemoryType
+    bytes: IntExpr
 
 
 @final

@@ -53,8 +53,8 @@ def parse_host_program(text: str) -> HostProgram:
                 symbols.append(line)
             case Divides():
                 demands.append(line)
-            case BufferStatement(name, dtype, shape, order, mesh):
-                buffers[name] = HostBuffer(name, dtype, shape, order, mesh)
+            case BufferStatement(name, dtype, shape, order, mesh, sharded, partial):
+                buffers[name] = HostBuffer(name, dtype, shape, order, mesh, sharded, partial)
             case _:
                 body.append(line)
     return HostProgram(

@@ -5,9 +5,9 @@
       output(T1)
       i0 = size_of(T0, 0, factor=2)
       divides(2, i0, T0)
-      T0 = buffer(f32, [(i0 + 1) // 2, 64], mesh=DeviceMesh{0 1})
+      T0 = buffer(f32, [(i0 + 1) // 2, 64], mesh=DeviceMesh{0 1}, sharded={mesh_x: 0})
       T1 = buffer(f32, [i0, 64], mesh=DeviceMesh{0 1})
-      T1 = allocate()
+      T1 = allocate(global, 256*i0)
       T1 = communicate(all_gather, T0, 0, DeviceMesh{0 1}, mesh_x, 256*((i0 + 1) // 2), "output T1")
       wait(0)
     }
@@ -17,7 +17,8 @@ The kernels follow, each as kernel/printer.py prints it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, final
 
 from meshfuse.base.dtypes import DataType
@@ -25,7 +26,7 @@ from meshfuse.base.text import Block, Grammar, Out
 from meshfuse.expr import IntExpr
 from meshfuse.host.nodes import NODES, Divides, HostProgram, Node, SizeOf
 from meshfuse.ir.axes import TensorName
-from meshfuse.ir.mesh import DeviceMesh
+from meshfuse.ir.mesh import DeviceMesh, ParallelType
 from meshfuse.ir.printer import (
     EXPR_STATEMENTS,
     IR_CODECS,
@@ -39,13 +40,15 @@ from meshfuse.kernel.printer import print_kernel
 @final
 @dataclass(frozen=True, slots=True)
 class BufferStatement:
-    """`T0 = buffer(f32, [i0, 64], order=[1, 0])`: a HostBuffer."""
+    """`T0 = buffer(f32, [i0, 64], order=[1, 0], mesh=..., sharded={mesh_x: 0})`: a HostBuffer."""
 
     name: Out[TensorName]
     dtype: DataType
     shape: tuple[IntExpr, ...]
     order: tuple[int, ...] = ()
     mesh: DeviceMesh | None = None
+    sharded: Mapping[ParallelType, int] = field(default_factory=dict[ParallelType, int])
+    partial: Mapping[ParallelType, str] = field(default_factory=dict[ParallelType, str])
 
 
 HostLine = (
@@ -84,7 +87,8 @@ def print_host_program(program: HostProgram) -> str:
     lines += [ScalarStatement(name, dtype) for name, dtype in program.scalars.items()]
     lines += [*program.symbols, *program.demands]
     lines += [
-        BufferStatement(b.name, b.dtype, b.shape, b.order, b.mesh) for b in program.buffers.values()
+        BufferStatement(b.name, b.dtype, b.shape, b.order, b.mesh, b.sharded, b.partial)
+        for b in program.buffers.values()
     ]
     lines += program.body
     host = HOST_GRAMMAR.print(HostStatement(tuple(lines)))

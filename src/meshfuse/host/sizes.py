@@ -8,7 +8,14 @@ from collections.abc import Iterable
 from meshfuse.base.errors import InvariantError, Unsupported
 from meshfuse.expr import IntExpr, Symbol, const_value, free_symbols
 from meshfuse.facts.layout import layout_of
-from meshfuse.facts.sharding import Digit, Sharding, local_extents, owners_of, sharding_of
+from meshfuse.facts.sharding import (
+    Digit,
+    Sharding,
+    axis_sharded_on,
+    local_extents,
+    owners_of,
+    sharding_of,
+)
 from meshfuse.host.nodes import Divides, HostBuffer, SizeOf
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.program import Program
@@ -17,13 +24,18 @@ from meshfuse.kernel.nodes import IndexName
 
 def buffer_of(program: Program, tensor: TensorName) -> HostBuffer:
     """The part of a tensor that one rank holds."""
-    layout = layout_of(program, tensor)
+    layout, sharding = layout_of(program, tensor), sharding_of(program, tensor)
+    mesh = program.schedule(tensor).mesh
+    owners = () if mesh is None else mesh.parallel_types()
+    axes = {owner: axis_sharded_on(sharding, owner) for owner in owners}
     return HostBuffer(
         tensor,
         program.tensor(tensor).dtype,
         local_extents(program, tensor),
         () if layout.is_row_major else layout.order,
-        program.schedule(tensor).mesh,
+        mesh,
+        {owner: axis for owner, axis in axes.items() if axis >= 0},
+        dict(sharding.partial),
     )
 
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from meshfuse.host.nodes import Allocate, Communicate, Evaluate, Free, Launch, Node, View, Wait
+from meshfuse.host.nodes import (
+    Allocate,
+    Communicate,
+    Evaluate,
+    Free,
+    KernelName,
+    Launch,
+    Node,
+    View,
+    Wait,
+)
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
+from meshfuse.kernel.nodes import Kernel
 
 
 def names_defined(node: Node) -> tuple[TensorName | ScalarName, ...]:
@@ -21,6 +32,25 @@ def names_defined(node: Node) -> tuple[TensorName | ScalarName, ...]:
             return names if into is None else names[: -len(body[-1].outs)]
         case Launch() | Communicate() | Wait() | Free():
             return ()
+
+
+def names_written(
+    node: Node, kernels: Mapping[KernelName, Kernel]
+) -> tuple[TensorName | ScalarName, ...]:
+    """What the node gives a value, in buffers that exist or that it makes.
+
+    A collective writes its result until its Wait.
+    """
+    match node:
+        case Launch(kernel, buffers):
+            flags = [buffer.written for buffer in kernels[kernel].buffers]
+            return tuple(name for name, out in zip(buffers, flags, strict=True) if out)
+        case Communicate(out):
+            return (out,)
+        case Evaluate(into) if into is not None:
+            return (into,)
+        case _:
+            return names_defined(node)
 
 
 def names_needed(node: Node) -> tuple[TensorName | ScalarName, ...]:

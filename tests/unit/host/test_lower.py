@@ -12,6 +12,7 @@ from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.text import TextError
 from meshfuse.expr import const
+from meshfuse.host.lifetimes import with_early_posts, with_frees, with_waits
 from meshfuse.host.nodes import (
     Allocate,
     Collective,
@@ -27,17 +28,18 @@ from meshfuse.host.nodes import (
     Wait,
 )
 from meshfuse.host.parser import parse_host_program
-from meshfuse.host.printer import print_host_program
+from meshfuse.host.printer import print_host_program, print_node
 from meshfuse.host.verify import verify_host_program
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import ParallelType, make_mesh
 from meshfuse.ir.ops import Set
 from meshfuse.ir.program import Program
+from meshfuse.ir.schedule import MemoryType
 from meshfuse.pipeline import compile
 from meshfuse.runtime.arguments import signature_of
 from small_programs import in_place_update, norm_linear, sequence_parallel_mlp
 
-A, B, C = TensorName("T0"), TensorName("T1"), TensorName("T2")
+A, B, C, D, E, F = (TensorName(f"T{i}") for i in range(6))
 MESH = make_mesh(range(2))
 
 
@@ -89,6 +91,10 @@ def program_of(*body: Node) -> HostProgram:
     return HostProgram((A,), (HostOutput(B),), {}, (), (), buffers, {}, body)
 
 
+def allocate(buffer: TensorName) -> Allocate:
+    return Allocate(buffer, MemoryType.global_, const(16))
+
+
 def reduce(out: TensorName, src: TensorName, number: int) -> Communicate:
     return Communicate(
         out,
@@ -109,7 +115,44 @@ def copy(out: TensorName, src: TensorName, into: TensorName | None = None) -> Ev
 
 def test_sound_programs_pass() -> None:
     verify_host_program(program_of(copy(B, A), copy(A, B, into=A)))
-    verify_host_program(program_of(Allocate(C), reduce(C, A, 0), Wait(0), copy(B, C), Free((C,))))
+    verify_host_program(program_of(allocate(C), reduce(C, A, 0), Wait(0), copy(B, C), Free((C,))))
+
+
+def order_of(*body: Node) -> list[str]:
+    """The lines of a body whose posts, waits and frees are placed; T1 is kept."""
+    placed = with_waits(with_early_posts(body, {}))
+    return [print_node(node) for node in with_frees(list(placed), {A, B})]
+
+
+def test_a_collective_is_posted_as_early_as_its_source_is_ready_and_awaited_at_first_use() -> None:
+    """Work that does not depend on it runs in between."""
+    body = (copy(C, A), copy(E, A), copy(F, E), allocate(D), reduce(D, C, 0), copy(B, D))
+    mesh = "DeviceMesh{0 1}, mesh_x"
+    assert order_of(*body) == [
+        "evaluate() {\n  T2 = set(T0)\n}",
+        "T3 = allocate(global, 16)",
+        f'T3 = communicate(all_reduce, T2, 0, {mesh}, 16, "a test", function="sum")',
+        "evaluate() {\n  T4 = set(T0)\n}",
+        "evaluate() {\n  T5 = set(T4)\n}",
+        "free(T4, T5)",
+        "wait(0)",
+        "free(T2)",
+        "evaluate() {\n  T1 = set(T3)\n}",
+        "free(T3)",
+    ]
+
+
+def test_collectives_keep_their_order() -> None:
+    """The second's source is ready first; all ranks must post alike."""
+    body = (copy(C, A), copy(E, A), allocate(D), reduce(D, E, 0), allocate(B), reduce(B, C, 1))
+    posts = [line[:2] for line in order_of(*body) if "communicate" in line]
+    assert posts == ["T3", "T1"]
+
+
+def test_a_collective_of_a_collective_waits_for_the_first() -> None:
+    body = (allocate(C), reduce(C, A, 0), copy(D, A), allocate(B), reduce(B, C, 1))
+    lines = order_of(*body)
+    assert lines.index("wait(0)") < next(i for i, x in enumerate(lines) if x.startswith("T1 = com"))
 
 
 @pytest.mark.parametrize(
@@ -122,19 +165,19 @@ def test_sound_programs_pass() -> None:
         ([copy(B, A), Free((A,))], "an input belongs to the caller"),
         ([copy(B, A), Launch(KernelName("S0"), (A, B))], "there is no such kernel"),
         ([copy(C, A)], "output T1 does not exist at the end"),
-        ([Allocate(B), reduce(B, A, 0)], "never awaited: T1 = communicate"),
+        ([allocate(B), reduce(B, A, 0)], "never awaited: T1 = communicate"),
         ([copy(B, A), Wait(0)], "no collective of this number is under way"),
-        ([Allocate(B), reduce(B, A, 0), copy(C, B), Wait(0)], "T1 is under way in number 0"),
+        ([allocate(B), reduce(B, A, 0), copy(C, B), Wait(0)], "T1 is under way in number 0"),
         (
-            [Allocate(B), reduce(B, A, 0), copy(C, A), copy(A, C, into=A), Wait(0)],
+            [allocate(B), reduce(B, A, 0), copy(C, A), copy(A, C, into=A), Wait(0)],
             "T0 is under way in number 0",
         ),
         (
-            [copy(C, A), Allocate(B), reduce(B, C, 0), Free((C,)), Wait(0)],
+            [copy(C, A), allocate(B), reduce(B, C, 0), Free((C,)), Wait(0)],
             "T2 is under way in number 0",
         ),
         (
-            [Allocate(B), reduce(B, A, 0), Wait(0), Allocate(C), reduce(C, A, 0), Wait(0)],
+            [allocate(B), reduce(B, A, 0), Wait(0), allocate(C), reduce(C, A, 0), Wait(0)],
             "number 0 stands twice",
         ),
     ],

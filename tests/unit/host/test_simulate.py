@@ -27,6 +27,7 @@ from meshfuse.host.nodes import (
 from meshfuse.host.simulate import simulate
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import ParallelType, make_mesh
+from meshfuse.ir.schedule import MemoryType
 from meshfuse.runtime.executors import ExprEvalExecutor, KernelExecutor
 
 A, B, C = TensorName("T0"), TensorName("T1"), TensorName("T2")
@@ -38,6 +39,10 @@ def program_of(ranks: int, *body: Node) -> HostProgram:
     mesh = make_mesh(range(ranks))
     buffers = {n: HostBuffer(n, DataType.Float, (const(2),), mesh=mesh) for n in (A, B, C)}
     return HostProgram((A,), (HostOutput(B),), {}, (), (), buffers, {}, body)
+
+
+def allocate(buffer: TensorName) -> Allocate:
+    return Allocate(buffer, MemoryType.global_, const(8))
 
 
 def reduce(out: TensorName, number: int, ranks: int, function: str = "sum") -> Communicate:
@@ -55,9 +60,9 @@ def run(programs: dict[int, HostProgram]) -> dict[int, list[torch.Tensor]]:
 def test_ranks_meet_in_collectives() -> None:
     program = program_of(
         3,
-        Allocate(B),
+        allocate(B),
         reduce(B, 0, 3),
-        Allocate(C),
+        allocate(C),
         reduce(C, 1, 3, "max"),
         Wait(1),
         Wait(0),
@@ -67,8 +72,8 @@ def test_ranks_meet_in_collectives() -> None:
 
 
 def test_no_progress_is_a_named_deadlock() -> None:
-    both = program_of(2, Allocate(B), reduce(B, 0, 2), Wait(0))
-    neither = replace(both, body=(Allocate(B),))
+    both = program_of(2, allocate(B), reduce(B, 0, 2), Wait(0))
+    neither = replace(both, body=(allocate(B),))
     with pytest.raises(CommunicationError) as caught:
         run({0: both, 1: neither})
     lines = str(caught.value).splitlines()
@@ -79,21 +84,21 @@ def test_no_progress_is_a_named_deadlock() -> None:
 
 
 def test_ranks_that_disagree_are_told_how() -> None:
-    first = program_of(2, Allocate(B), reduce(B, 0, 2), Wait(0))
-    second = program_of(2, Allocate(B), reduce(B, 0, 2, "max"), Wait(0))
+    first = program_of(2, allocate(B), reduce(B, 0, 2), Wait(0))
+    second = program_of(2, allocate(B), reduce(B, 0, 2, "max"), Wait(0))
     with pytest.raises(CommunicationError, match="disagree on the function: sum and max"):
         run({0: first, 1: second})
 
 
 def test_a_rank_outside_the_mesh_gets_empty_tensors() -> None:
-    program = program_of(1, Allocate(B), reduce(B, 0, 1), Wait(0))
+    program = program_of(1, allocate(B), reduce(B, 0, 1), Wait(0))
     results = run({0: program, 1: program})
     assert torch.equal(results[0][0], torch.ones(2))
     assert results[1][0].shape == (0,)
 
 
 def test_a_process_alone_runs_its_collectives_itself() -> None:
-    program = program_of(1, Allocate(B), reduce(B, 0, 1), Wait(0))
+    program = program_of(1, allocate(B), reduce(B, 0, 1), Wait(0))
     executor = HostIrExecutor(program, {}, None, CPU)
     assert not executor.is_compiled(0)
     [result] = executor.run([torch.ones(2)], Communicator({}))
