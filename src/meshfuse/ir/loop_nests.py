@@ -124,6 +124,17 @@ def swizzle1d(
     return _extended(program, tensor, step, (*leaves[:position], step.out, *leaves[position + 1 :]))
 
 
+def set_inline_depth(program: Program, tensor: TensorName, depth: int) -> Program:
+    """Say that the outer `depth` loops are shared with the readers of `tensor`.
+
+    They are transformed no more. Raises UserError for another number of loops than there are.
+    """
+    rank = len(program.schedule(tensor).leaves)
+    if not 0 <= depth <= rank:
+        raise UserError(f"set_inline_depth({tensor}, {depth}): must lie in [0, {rank}]")
+    return program.with_schedule(tensor, replace(program.schedule(tensor), inline_depth=depth))
+
+
 def _transformable(program: Program, tensor: TensorName, axis: int, call: str) -> int:
     """The position of a loop axis that may be split or merged."""
     schedule = program.schedule(tensor)

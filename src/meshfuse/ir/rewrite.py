@@ -133,8 +133,13 @@ def replay_steps(
         for made in step_results(step):
             program, fresh = fresh_name(program, "a")
             renamed[made] = AxisName(fresh)
-        replayed.append(_map_values(step, partial(_renamed, mapping=renamed)))
+        replayed.append(rename_axes(step, renamed))
     return program, tuple(replayed)
+
+
+def rename_axes(step: Step, renamed: Mapping[AxisName, AxisName]) -> Step:
+    """The step with those axes that have a new name under it."""
+    return _map_values(step, partial(_renamed, mapping=renamed))
 
 
 def _renamed(value: object, mapping: Mapping[Any, Any]) -> object:
@@ -240,7 +245,7 @@ def extract(program: Program, exprs: Sequence[Expr], *, keep: Container[Name] = 
         if name in tensors and (name in wanted or name in keep)
     )
     fusion = replace(program.fusion, exprs=tuple(exprs), inputs=tuple(inputs), outputs=outputs)
-    return _without_unnamed(replace(program, fusion=fusion))
+    return without_unnamed(replace(program, fusion=fusion))
 
 
 def remove_dead(program: Program) -> Program:
@@ -260,7 +265,7 @@ def remove_dead(program: Program) -> Program:
         needed |= {s.name for op in expr.ins if isinstance(op, IntExpr) for s in free_symbols(op)}
         for name in (*expr.outs, *read_names(expr)):
             needed |= set(_symbols_of_tensor(program, name))
-    return _without_unnamed(with_exprs(program, kept[::-1]))
+    return without_unnamed(with_exprs(program, kept[::-1]))
 
 
 def _symbols_of_tensor(program: Program, name: str) -> Iterator[str]:
@@ -270,7 +275,7 @@ def _symbols_of_tensor(program: Program, name: str) -> Iterator[str]:
         yield from (found.name for found in free_symbols(axis.extent))
 
 
-def _without_unnamed(program: Program) -> Program:
+def without_unnamed(program: Program) -> Program:
     """Drop tensors and scalars that are neither inputs nor named by an expression."""
     fusion = program.fusion
     named: set[str] = set(fusion.inputs)

@@ -1,7 +1,7 @@
 """rfactor: take a reduction apart, so that its parts can be spread in different ways.
 
-    T1 [i, r{k}] = sum(T0, [1]), r split into (ro, ri)
-    rfactor(T1, [2])  ->  T2 [i, i_ro, r_ri] = sum(T0, [1]);  T1 [i, ro] = sum(T2, [1])
+    T1 [i, r{12}] = sum(T0, [1]), its reduced axis split into r{3} and r{4}
+    rfactor(T1, [2])  ->  T2 [i, i{3}, r{4}] = sum(T0, [1]);  T1 [i, r{3}] = sum(T2, [1])
 
 The consumer keeps its name, its kept axes and the loops of what it still reduces (law L4). The
 producer speaks of the operand by root axes, from which the steps that cut the reduced axis lead to
@@ -86,6 +86,15 @@ def _reducing_expr(program: Program, tensor: TensorName, call: str) -> Reducing:
     if program.schedule(tensor).inline_depth:
         raise UserError(f"{call}: {tensor} is inlined; rfactor before inlining")
     return expr
+
+
+def is_part(program: Program, expr: Expr) -> bool:
+    """Whether `expr` reduces some of the axes that its root names as reduced, on one device."""
+    if not isinstance(expr, Reducing):
+        return False
+    definition = program.tensor(TensorName(expr.outs[0]))
+    kinds = [axis.kind for axis in definition.logical]
+    return bool(definition.root) and AxisKind.partial not in kinds
 
 
 @final

@@ -5,7 +5,14 @@ Those that make tensors (rfactor, cache_before, cache_after) return their names,
 
 from meshfuse.ir.bindings import parallelize, set_device_mesh
 from meshfuse.ir.caching import cache_after, cache_before
-from meshfuse.ir.loop_nests import merge, reorder, set_loop_domain, split, swizzle1d
+from meshfuse.ir.loop_nests import (
+    merge,
+    reorder,
+    set_inline_depth,
+    set_loop_domain,
+    split,
+    swizzle1d,
+)
 from meshfuse.ir.memory_layout import (
     set_allocation_as_loop,
     set_allocation_domain,
@@ -26,6 +33,7 @@ __all__ = [
     "set_allocation_as_loop",
     "set_allocation_domain",
     "set_device_mesh",
+    "set_inline_depth",
     "set_loop_domain",
     "set_memory_type",
     "split",

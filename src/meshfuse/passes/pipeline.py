@@ -11,6 +11,8 @@ from meshfuse.passes.concretize import concretize
 from meshfuse.passes.decompose_resharding import decompose_resharding
 from meshfuse.passes.finalize_multidevice import finalize_multidevice
 from meshfuse.passes.fold_casts import fold_casts, remove_unread
+from meshfuse.passes.forget_loops import forget_loops
+from meshfuse.passes.join_reductions import join_reductions
 from meshfuse.passes.order_sharded_axes import order_sharded_axes
 from meshfuse.passes.propagate_sharding import propagate_sharding
 
@@ -18,6 +20,8 @@ Pass = Callable[[Program], tuple[Program, tuple[Note, ...]]]
 """A rewrite of a whole Program, and its notes. Raises UserError or Unsupported."""
 
 PRESEGMENTATION: tuple[Pass, ...] = (
+    join_reductions,
+    forget_loops,
     concretize,
     fold_casts,
     remove_unread,

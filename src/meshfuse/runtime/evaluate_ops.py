@@ -42,6 +42,9 @@ from meshfuse.ir.ops import (
 )
 from meshfuse.ir.pointwise import SCALAR_FUNCTIONS, ResultRule
 from meshfuse.ir.program import Program
+from meshfuse.ir.rewrite import read_names
+from meshfuse.ir.rfactor import is_part
+from meshfuse.runtime.evaluate_parts import combine_moments, evaluate_part
 from meshfuse.runtime.torch_functions import TORCH_FUNCTIONS
 from meshfuse.runtime.torch_types import held_torch_dtype, item_of, to_torch_dtype
 
@@ -109,7 +112,13 @@ def evaluate_program(program: Program, inputs: Sequence[Value]) -> list[torch.Te
     sizes = _sizes_of_inputs(shapes, values)
     env = Environment(dtypes, shapes, sizes, values)
     with torch.no_grad():
-        run_expressions(fusion.exprs, env)
+        for expr in fusion.exprs:
+            if is_part(program, expr):
+                operands = {TensorName(x): env.tensor(TensorName(x)) for x in read_names(expr)}
+                results = evaluate_part(program, expr, operands, env.sizes, _REDUCTIONS)
+                env.values.update(zip(expr.outs, results, strict=True))
+            else:
+                run_expressions([expr], env)
     return [env.tensor(output.tensor) for output in fusion.outputs]
 
 
@@ -281,6 +290,9 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]] 
 def _(expr: Welford, env: Environment) -> tuple[Value, ...]:
     held = held_torch_dtype(env.dtypes[expr.mean])
     src = env.tensor(expr.src).to(held)
+    if expr.src_m2 is not None and expr.src_count is not None:
+        parts = (src, env.tensor(expr.src_m2), env.tensor(expr.src_count))
+        return combine_moments(parts, expr.axes)
     number = math.prod(src.shape[axis] for axis in expr.axes)
     mean = src.sum(expr.axes, keepdim=True) / number
     m2 = (src - mean).square().sum(expr.axes)

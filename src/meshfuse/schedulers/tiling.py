@@ -6,7 +6,7 @@ their loop nests agree wherever they have the same axes, and later stages need n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -17,6 +17,7 @@ from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import Merge, Schedule, Split, Step
 from meshfuse.schedulers.iteration_space import IterationSpace, SpaceAxis
+from meshfuse.schedulers.loop_plan import AxisNamer, LoopPlan, follower
 
 LANES = 16
 """Lanes of a vector tile: one register of float32 with AVX-512, two with AVX2."""
@@ -41,45 +42,37 @@ class Tiling:
 
 def apply_tiling(program: Program, space: IterationSpace, tiling: Tiling) -> Program:
     """Extend the schedule of every tensor (law L4), whose loop nests must still be plain."""
-    namer = _AxisNamer(program.serials.get("a", 0))
+    plan, namer = _plan_of(tiling), AxisNamer(program.serials.get("a", 0))
     schedules: dict[TensorName, Schedule] = {}
     for tensor, schedule in program.schedules.items():
         if schedule.steps or schedule.bindings:
             raise InvariantError(f"{tensor} is scheduled already: {schedule}")
-        schedules[tensor] = _tiled(schedule, space, tiling, namer)
+        own: dict[SpaceAxis, AxisName] = {}
+        for leaf in schedule.leaves:
+            if leaf in space.axis_of:
+                own.setdefault(space.axis_of[leaf], leaf)
+        followed = follower(schedule, own, plan, reduced=set(), namer=namer)
+        bindings = {
+            followed.found[leaf]: bound
+            for leaf, bound in plan.bindings.items()
+            if leaf in followed.found
+        }
+        schedules[tensor] = replace(followed.schedule, bindings=bindings)
     serials = {**program.serials, "a": namer.following}
     return replace(program, schedules=schedules, serials=serials)
 
 
-@final
-@dataclass(slots=True)
-class _AxisNamer:
-    """Counts fresh axis names: mutable, private to one call of `apply_tiling`."""
-
-    following: int
-
-    def fresh(self) -> AxisName:
-        self.following += 1
-        return AxisName(f"a{self.following - 1}")
-
-
-def _tiled(
-    schedule: Schedule, space: IterationSpace, tiling: Tiling, namer: _AxisNamer
-) -> Schedule:
-    own: dict[SpaceAxis, AxisName] = {}
-    for leaf in schedule.leaves:
-        if leaf in space.axis_of:
-            own.setdefault(space.axis_of[leaf], leaf)
+def _plan_of(tiling: Tiling) -> LoopPlan:
+    """The tiling as loops: programs on the grid, serial loops, lanes."""
     steps: list[Step] = []
     grid: dict[AxisName, ParallelType] = {}
     lanes: dict[AxisName, ParallelType] = {}
-    serial = [own[axis] for axis in tiling.loops if axis in own]
-    programs = _merged(tiling.programs, own, steps, namer)
-    if programs is not None:
-        grid[programs] = ParallelType.grid_x
-    vector = _merged(tiling.vector, own, steps, namer)
-    if vector is not None:
-        chunk, lane = namer.fresh(), namer.fresh()
+    serial = list(tiling.loops)
+    if tiling.programs:
+        grid[_merged(tiling.programs, "programs", steps)] = ParallelType.grid_x
+    if tiling.vector:
+        vector = _merged(tiling.vector, "vector", steps)
+        chunk, lane = AxisName("chunk"), AxisName("lane")
         steps.append(Split(vector, chunk, lane, const(LANES), inner_split=True))
         lanes[lane] = ParallelType.vectorize
         if tiling.chunk_groups is None:
@@ -87,35 +80,18 @@ def _tiled(
         elif tiling.chunk_groups == 0:
             grid[chunk] = ParallelType.grid_y
         else:
-            group, member = namer.fresh(), namer.fresh()
+            group, member = AxisName("group"), AxisName("member")
             steps.append(Split(chunk, group, member, const(tiling.chunk_groups), inner_split=False))
             grid[group] = ParallelType.grid_y
             serial.append(member)
-    used = {own[axis] for axis in (*tiling.programs, *tiling.loops, *tiling.vector) if axis in own}
-    untiled = [leaf for leaf in schedule.leaves if leaf not in used]
-    return replace(
-        schedule,
-        steps=tuple(steps),
-        leaves=(*grid, *untiled, *serial, *lanes),
-        bindings={**grid, **lanes},
-    )
+    return LoopPlan(tuple(steps), (*grid, *serial, *lanes), {**grid, **lanes}, outer=len(grid))
 
 
-def _merged(
-    axes: Sequence[SpaceAxis],
-    own: Mapping[SpaceAxis, AxisName],
-    steps: list[Step],
-    namer: _AxisNamer,
-) -> AxisName | None:
-    """One axis of those among `axes` that the tensor has, outermost first; None if it has none."""
-    result: AxisName | None = None
-    for axis in axes:
-        if axis not in own:
-            continue
-        if result is None:
-            result = own[axis]
-        else:
-            merged = namer.fresh()
-            steps.append(Merge(result, own[axis], merged))
-            result = merged
+def _merged(axes: Sequence[SpaceAxis], name: str, steps: list[Step]) -> AxisName:
+    """One axis of them all, outermost first."""
+    result, *others = axes
+    for number, axis in enumerate(others):
+        merged = AxisName(f"{name}{number}")
+        steps.append(Merge(result, axis, merged))
+        result = merged
     return result
