@@ -112,12 +112,12 @@ class Posting:
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a dense tensor as a 1-D view, in memory order.
+    """The memory of a dense tensor as a 1-D view of stride 1, in memory order.
 
-    Raises InvariantError for memory with holes or overlaps.
+    Axes of size 1 may have any stride, and `view` would keep it where all axes are. Raises InvariantError for memory with holes or overlaps.
     """
     if tensor.is_contiguous():
-        return tensor.view(-1)
+        return tensor.as_strided((tensor.numel(),), (1,))
     squeezed = tensor.squeeze()
     order = sorted(range(squeezed.ndim), key=squeezed.stride, reverse=True)
     ordered = squeezed.permute(order)
@@ -126,7 +126,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
             f"a buffer of a collective must be dense in memory; this one has sizes "
             f"{tuple(tensor.shape)}, strides {tensor.stride()}"
         )
-    return ordered.view(-1)
+    return ordered.as_strided((tensor.numel(),), (1,))
 
 
 def check_request(request: CollectiveRequest) -> None:

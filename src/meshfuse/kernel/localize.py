@@ -22,7 +22,15 @@ from meshfuse.ir.fusion import TensorDef
 from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.ops import Reduction, Welford
 from meshfuse.ir.program import Program
-from meshfuse.ir.schedule import Merge, Schedule, Split, Step, Swizzle1d, step_results
+from meshfuse.ir.schedule import (
+    Merge,
+    Schedule,
+    Split,
+    Step,
+    Swizzle1d,
+    step_results,
+    step_sources,
+)
 
 
 @final
@@ -112,16 +120,17 @@ def _names_in_use(program: Program) -> frozenset[str]:
 def _local_definition(
     program: Program, tensor: TensorName, is_reduced: bool, namer: _SizeNamer
 ) -> TensorDef:
-    """A partial axis has no local form, unless a reduction made it of a whole axis: it is 1 long.
+    """A partial axis has no local form, unless nothing else is left of what a reduction reduced.
 
     T2 [p{2}, i{4}] = sum(T0, [0]), axis 0 of T0 whole on the mesh  ->  T2 [r{1}, i{4}]
     """
     definition, mesh = program.tensor(tensor), program.schedule(tensor).mesh
     digits = axis_digits(program, tensor)
+    alone = _partial_alone(definition) if is_reduced else frozenset[AxisName]()
     logical: list[IterDomain] = []
     for axis in definition.logical:
         if axis.kind is AxisKind.partial:
-            if is_reduced and not definition.root:
+            if axis.name in alone:
                 logical.append(IterDomain(axis.name, AxisKind.reduction, const(1)))
             continue
         own = canonical(digits[axis.name], axis.extent, mesh)
@@ -138,6 +147,22 @@ def _local_definition(
     if roots and [axis.kind for axis in logical] != roots:
         raise InvariantError(f"localize: {tensor}: {logical} and its root {roots} differ in kinds")
     return replace(definition, logical=tuple(logical), root=(), root_steps=())
+
+
+def _partial_alone(definition: TensorDef) -> frozenset[AxisName]:
+    """The first partial axis of each axis of the op that has no other parts, as it lies on several
+    mesh axes wholly: it stands for that axis.
+    """
+    origins = {axis.name: axis.name for axis in definition.maybe_root}
+    for step in definition.root_steps:
+        for made in step_results(step):
+            origins[made] = origins[step_sources(step)[0]]
+    kept = {origins[a.name] for a in definition.logical if a.kind is not AxisKind.partial}
+    first: dict[AxisName, AxisName] = {}
+    for axis in definition.logical:
+        if origins[axis.name] not in kept:
+            first.setdefault(origins[axis.name], axis.name)
+    return frozenset(first.values())
 
 
 def _holds_one_block_or_cycle(digits: Digits) -> bool:
