@@ -25,7 +25,15 @@ from meshfuse.ir.program import Program
 from meshfuse.kernel.blocks import BodyBuilder, Value
 from meshfuse.kernel.elements import Element, Index, operand_elements, root_element
 from meshfuse.kernel.index import symbol_names
-from meshfuse.kernel.nodes import BufferName, Compute, Convert, Load, Size, ValueName
+from meshfuse.kernel.nodes import (
+    BufferName,
+    Compute,
+    Convert,
+    KernelOperand,
+    Load,
+    Size,
+    ValueName,
+)
 
 
 @final
@@ -145,10 +153,18 @@ def _apply(
         args.append(convert(emitter, value, DataType.Bool if condition else operands))
     depth = max((arg.depth for arg in args), default=0)
     out = emitter.body.fresh_value()
-    emitter.body.emit(
-        Compute(out, expr.function, result, tuple(arg.operand for arg in args)), depth
-    )
+    function, cheapest = _cheapest(expr.function, tuple(arg.operand for arg in args))
+    emitter.body.emit(Compute(out, function, result, cheapest), depth)
     return Value(out, result, depth)
+
+
+def _cheapest(
+    function: str, args: tuple[KernelOperand, ...]
+) -> tuple[str, tuple[KernelOperand, ...]]:
+    """pow(x, 2)  ->  mul(x, x), which is no less exact."""
+    if function == "pow" and isinstance(args[1], Literal) and args[1].value == 2:
+        return "mul", (args[0], args[0])
+    return function, args
 
 
 def _scalar_operand(emitter: Emitter, operand: Operand) -> Value:
