@@ -12,6 +12,7 @@ import io
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -30,18 +31,18 @@ def programs(page: str) -> list[str]:
     return [found["program"] for found in PROGRAM.finditer(page)]
 
 
-def regenerate(page: str, folder: Path) -> str:
+def regenerate(page: str) -> str:
     """The page with the output of its programs as they print it now.
 
     Raises AssertionError for a program that prints something, or ends with an error, where the page
-    shows no output. `folder` is for files of torchrun's programs.
+    shows no output.
     """
     namespace: dict[str, object] = {}
 
     def run(found: re.Match[str]) -> str:
         program = found["program"]
         printed = (
-            _run_by_torchrun(program, int(found["ranks"]), folder)
+            _run_by_torchrun(program, int(found["ranks"]))
             if found["ranks"]
             else _run_here(program, namespace)
         )
@@ -73,17 +74,17 @@ def _run_here(program: str, namespace: dict[str, object]) -> str:
     return "".join(f"{line.rstrip()}\n" for line in printed.getvalue().splitlines())
 
 
-def _run_by_torchrun(program: str, ranks: int, folder: Path) -> str:
-    """What the ranks print, in the order of their lines; what they warn of stays out."""
-    script = folder / "program.py"
-    script.write_text(program, encoding="utf-8")
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
-        [sys.executable, *command, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=TORCHRUN_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return "".join(f"{line}\n" for line in sorted(done.stdout.splitlines()))
+def _run_by_torchrun(program: str, ranks: int) -> str:
+    """What the ranks print, in the order of ranks. Each writes to a file of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        script, logs = Path(folder, "program.py"), Path(folder, "logs")
+        script.write_text(program, encoding="utf-8")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={ranks}", "--redirects=1", f"--log-dir={logs}", str(script)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TORCHRUN_SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        printed = {int(path.parent.name): path.read_text() for path in logs.rglob("stdout.log")}
+    assert sorted(printed) == list(range(ranks))
+    return "".join(printed[rank] for rank in range(ranks))

@@ -22,7 +22,7 @@ ARCHITECTURE_LINES = 150
 
 @pytest.mark.parametrize("page", PAGES)
 def test_programs_print_what_the_page_says(
-    page: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    page: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -30,7 +30,7 @@ def test_programs_print_what_the_page_says(
     text = path.read_text(encoding="utf-8")
     assert programs(text)
     update = bool(request.config.getoption("--update-goldens"))
-    check_golden(path, regenerate(text, tmp_path), update=update)
+    check_golden(path, regenerate(text), update=update)
 
 
 @pytest.mark.parametrize("page", PROSE)
@@ -46,12 +46,12 @@ def test_architecture_is_one_sitting() -> None:
     assert len(lines) <= ARCHITECTURE_LINES
 
 
-def test_outputs_are_replaced_in_place(tmp_path: Path) -> None:
+def test_outputs_are_replaced_in_place() -> None:
     page = "a\n```python\nx = 2\nprint(x)\n```\n\n```text\nold\n```\n```python\n1 / 0\n```\n"
     with pytest.raises(AssertionError, match="ZeroDivisionError: division by zero"):
-        regenerate(page, tmp_path)
+        regenerate(page)
     shown = page + "\n```text\n```\nend\n"
     expected = shown.replace("old\n", "2\n").replace(
         "```text\n```", "```text\nZeroDivisionError: division by zero\n```"
     )
-    assert regenerate(shown, tmp_path) == expected
+    assert regenerate(shown) == expected
