@@ -5,11 +5,22 @@ The names of nvFuser's Python package: `import meshfuse as nvfuser` is the whole
 
 from meshfuse import multidevice
 from meshfuse.api.definition import FusionDefinition
+from meshfuse.api.enumerations import CommunicatorBackend, SchedulerType
+from meshfuse.api.executor_cache import FusionExecutorCache
+from meshfuse.api.fusion_caches import LRUCache, LruFusionCache
 from meshfuse.api.fusion_view import FusionView
 from meshfuse.api.iter_domain import IterDomain, TensorDomain
 from meshfuse.api.mesh import DeviceMesh
 from meshfuse.api.ops import Operations
+from meshfuse.api.profiling import (
+    FusionProfile,
+    KernelProfile,
+    PythonProfiler,
+    get_fusion_profile,
+    reset_profiler,
+)
 from meshfuse.api.tensor_view import TensorView, Val
+from meshfuse.api.validation import get_val_tolerances, validate_with_auto_inferred_outputs
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import (
     CommunicationError,
@@ -48,6 +59,18 @@ __all__ = [
     "DeviceMesh",
     "DistributedTensor",
     "FusionCache",
+    "FusionExecutorCache",
+    "LRUCache",
+    "LruFusionCache",
+    "SchedulerType",
+    "CommunicatorBackend",
+    "PythonProfiler",
+    "FusionProfile",
+    "KernelProfile",
+    "get_fusion_profile",
+    "reset_profiler",
+    "get_val_tolerances",
+    "validate_with_auto_inferred_outputs",
     "compute_tensor_descriptor",
     "version",
     "__version__",

@@ -19,6 +19,7 @@ from meshfuse.api.repro import fake_inputs, repro_script
 from meshfuse.api.segments import DefinitionSegment, run_segments, segments_of
 from meshfuse.api.tensor_arguments import read_tensor_arguments
 from meshfuse.api.tensor_view import TensorView, Val, scalar, tensor_view
+from meshfuse.api.validation import validate_against, validate_with_auto_inferred_outputs
 from meshfuse.base.dtypes import DataType, Scalar, dtype_of_value
 from meshfuse.base.errors import UserAssertionError, UserError, UserTypeError
 from meshfuse.dist.communicator import Communicator
@@ -253,9 +254,8 @@ class FusionDefinition:
             print(self.repro_script_for(inputs))
         if self.segments:
             whole = self._recording.program
-            outputs, self._segments_profile = run_segments(
-                self.segments, whole, inputs, device, profile
-            )
+            outputs, measured = run_segments(self.segments, whole, inputs, device, profile)
+            self._segments_profile = measured if profile else self._segments_profile
             return outputs
         return self.fec.run(
             inputs,
@@ -302,6 +302,28 @@ class FusionDefinition:
             self._is_defined = False
             raise
 
+    def validate(
+        self,
+        inputs: Iterable[Any],
+        reference_outputs: Sequence[torch.Tensor] | None = None,
+        device: Device | None = None,
+        **options: Any,
+    ) -> list[torch.Tensor]:
+        """Execute, with `options` of `execute`, check the outputs and return them.
+
+        They are compared with `reference_outputs` (UserAssertionError if they differ, NaN being
+        equal to nothing), else with the program evaluated op by op (UserError, NaN being NaN). How
+        closely depends on types and on how much is reduced: see get_val_tolerances.
+        """
+        inputs = list(inputs)
+        before = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+        outputs = self.execute(inputs, device=device, **options)
+        if reference_outputs is None:
+            validate_with_auto_inferred_outputs(self.fusion, outputs, before)
+        else:
+            validate_against(self.fusion, outputs, reference_outputs, before)
+        return outputs
+
     def segment(self, inputs: Iterable[Any]) -> None:
         """Cut the program, for inputs like these, into `segments`: what one executor runs each.
 
@@ -317,7 +339,9 @@ class FusionDefinition:
 
     def profile(self) -> FusionProfile:
         """What the latest `execute(..., profile=True)` took; UserAssertionError without one."""
-        return self._segments_profile or self.fec.profile()
+        if self.segments and self._segments_profile is not None:
+            return self._segments_profile
+        return self.fec.profile()
 
     def get_debug_output(self) -> str | None:
         """What the latest call dumped; None unless it had `capture_debug_output`."""

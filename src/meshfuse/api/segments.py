@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -18,6 +18,9 @@ from meshfuse.ir.printer import print_program
 from meshfuse.ir.program import Program
 from meshfuse.runtime.arguments import Argument, flatten_inputs
 from meshfuse.segment.segments import Segment, SegmentedProgram
+
+FIRST_KERNEL = "S0"
+"""What compiling names the first kernel of any program."""
 
 
 @final
@@ -83,7 +86,16 @@ def run_segments(
         )
         values.update(zip((output.tensor for output in fusion.outputs), made, strict=True))
         if profile:
-            profiles.append(segment.fec.profile())
+            profiles.append(_named(segment.fec.profile(), segment.name))
     results = [values[output.tensor] for output in whole.fusion.outputs]
     tensors = [value for value in results if isinstance(value, torch.Tensor)]
     return tensors, merge_profiles(profiles) if profile else None
+
+
+def _named(profile: FusionProfile, segment: str) -> FusionProfile:
+    """A segment's profile with its kernel, which it knows as its first, named after itself."""
+    kernels = [
+        replace(kernel, name=segment) if kernel.name == FIRST_KERNEL else kernel
+        for kernel in profile.kernel_profiles
+    ]
+    return replace(profile, kernel_profiles=kernels)

@@ -29,7 +29,6 @@ from meshfuse.ir.ops import Expr
 from meshfuse.ir.program import Program
 from meshfuse.kernel.localize import localize
 from meshfuse.kernel.lower import lower
-from meshfuse.kernel.nodes import IndexName
 from meshfuse.kernel.verify import verify_kernel
 from meshfuse.runtime.allocate import allocate, is_dense
 from meshfuse.runtime.arguments import (
@@ -119,7 +118,8 @@ def lower_scheduled(program: Program, name: str, signature: Signature) -> Lowere
     local = localize(refine_layouts(program, program.fusion.inputs, signature))
     kernel = lower(local.program, name)
     verify_kernel(kernel)
-    return LoweredKernel(kernel, {IndexName(size): value for size, value in local.sizes.items()})
+    sizes = {size: local.sizes[size] for size in kernel.sizes if size in local.sizes}
+    return LoweredKernel(kernel, sizes)
 
 
 def run_executor(
