@@ -53,6 +53,13 @@ class DistributedTensor(torch.Tensor):
         self._sharding = sharding
         return self
 
+    @classmethod
+    def of_checked(cls, local: torch.Tensor, sharding: Sharding) -> DistributedTensor:
+        """As the constructor, for a shard without grad of a sharding that it has taken before."""
+        self = local.as_subclass(cls)
+        self._sharding = sharding
+        return self
+
     @property
     def sharding(self) -> Sharding:
         return self._sharding

@@ -65,6 +65,9 @@ class HostIrExecutor:
 
     def compile(self, rank: int, trace: Trace | None = None) -> Executable:
         """The program loaded for a rank: its kernels compiled, its nodes bound. Done once."""
+        found = self._executables.get(rank)
+        if found is not None:
+            return found
         with self._lock:
             if rank not in self._executables:
                 self._executables[rank] = self._load(rank, trace)
@@ -95,17 +98,43 @@ class HostIrExecutor:
         are ranges of it, under their names. Raises what `interpret` does, and CommunicationError
         naming operation and missing rank.
         """
-        if profiler._is_profiler_enabled:
-            trace = trace or Trace()
-            trace.mark = profiler.record_function
-        executable = self.compile(communicator.rank(), trace)
-        with torch.no_grad():
-            return _drive(interpret(executable, inputs, trace), communicator)
+        trace = _with_marks(trace)
+        return run_executable(self.compile(communicator.rank(), trace), inputs, communicator, trace)
 
 
-def _drive(program: RankProgram, communicator: Communicator) -> list[torch.Tensor]:
-    """Post and wait as the program asks. A failure between the two is told to the peers."""
+def run_executable(
+    executable: Executable,
+    inputs: Sequence[Argument],
+    communicator: Communicator,
+    trace: Trace | None = None,
+) -> list[torch.Tensor]:
+    """As HostIrExecutor.run, of what it has compiled for the communicator's rank."""
+    program = interpret(executable, inputs, _with_marks(trace))
+    if not executable.evaluates:  # inputs have no grad, and only torch's operations would care
+        return _drive(program, communicator, executable.communications)
+    with torch.no_grad():
+        return _drive(program, communicator, executable.communications)
+
+
+def _with_marks(trace: Trace | None) -> Trace | None:
+    """While torch's profiler is on, a trace whose work are ranges of it."""
+    if not profiler._is_profiler_enabled:
+        return trace
+    trace = trace or Trace()
+    trace.mark = profiler.record_function
+    return trace
+
+
+def _drive(
+    program: RankProgram, communicator: Communicator, communications: int
+) -> list[torch.Tensor]:
+    """Post and wait as the program asks.
+
+    `communications` is how many waits there will be: a failure before the last of them is told to
+    the peers, which would wait for this rank.
+    """
     pending: dict[int, Pending] = {}
+    to_come = communications
     try:
         while True:
             try:
@@ -117,7 +146,8 @@ def _drive(program: RankProgram, communicator: Communicator) -> list[torch.Tenso
                     pending[request.number] = communicator.post(request)
                 case AwaitWork(number):
                     pending.pop(number).wait()
+                    to_come -= 1
     except BaseException as error:
-        if pending:
+        if to_come:
             communicator.give_up(f"{type(error).__name__}: {error}")
         raise

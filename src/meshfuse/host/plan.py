@@ -11,25 +11,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from threading import Lock
 from typing import Any, final
 
 import torch
 
+from meshfuse.base.bounded import BoundedTable
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.base.trace import Work
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.expr import IntExpr, free_symbols
 from meshfuse.expr.generate import compile_expressions
-from meshfuse.host.nodes import Divides, HostProgram
+from meshfuse.host.nodes import Divides, Evaluate, HostProgram
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
 from meshfuse.runtime.arguments import Argument
 from meshfuse.runtime.evaluate_ops import Environment, run_expressions
 
 MOST_PLANS = 256
-"""Plans that an executable keeps; the oldest goes first."""
+"""Plans that an executable keeps."""
 
 Slots = list[Any]
 """The values of one call by slot: tensors, scalars, and None before and after their life."""
@@ -116,21 +116,25 @@ class Executable:
 
     `is_outside`: the rank is in none of the program's meshes, it holds and does nothing.
     `prologue`: the arithmetic on scalars that sizes depend on. `symbols`: what sizes name.
+    `evaluates`: operations run through torch. `sizes_are_scalars`: sizes depend on the values of
+    scalars, too. `communications`: how many collectives this rank posts.
     """
 
     __slots__ = (
         "_evaluate",
-        "_lock",
         "_names",
         "_plans",
         "_prologue",
         "_scalars",
         "_symbols",
         "_tensors",
+        "communications",
+        "evaluates",
         "is_outside",
         "outputs",
         "program",
         "rank",
+        "sizes_are_scalars",
         "steps",
     )
 
@@ -156,9 +160,13 @@ class Executable:
         self._scalars = tuple(
             (name, names.slots[ScalarName(name)]) for name in symbols if name in program.scalars
         )
+        self.evaluates = any(isinstance(node, Evaluate) for node in program.body)
+        self.sizes_are_scalars = bool(self._scalars)
+        self.communications = sum(
+            step.traced is not None and step.traced.posts for step in self.steps
+        )
         self._evaluate = compile_expressions(_expressions(program, steps), self._symbols)
-        self._plans: dict[tuple[object, ...], Plan] = {}
-        self._lock = Lock()
+        self._plans: BoundedTable[tuple[object, ...], Plan] = BoundedTable(MOST_PLANS)
 
     def start(self, inputs: Sequence[Argument]) -> tuple[Plan, Slots]:
         """The plan for these inputs, and the slots that it begins with.
@@ -175,10 +183,7 @@ class Executable:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._make_plan(slots)
-            with self._lock:
-                self._plans[key] = plan
-                for old in tuple(islice(self._plans, max(0, len(self._plans) - MOST_PLANS))):
-                    del self._plans[old]
+            self._plans.put(key, plan)
         return plan, slots
 
     def _run_prologue(self, slots: Slots) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from meshfuse.base.trace import Activity, Extent, Trace
 from meshfuse.host.nodes import HostProgram
-from meshfuse.host.plan import Action, AwaitWork, Event, Executable, Post, Slots, Traced
+from meshfuse.host.plan import Action, AwaitWork, Event, Executable, Plan, Post, Slots, Traced
 from meshfuse.runtime.arguments import Argument
 from meshfuse.runtime.executors import bytes_of
 from meshfuse.runtime.torch_types import to_torch_dtype
@@ -26,11 +26,15 @@ def interpret(
     """Run on this rank's inputs, which fit the program's, and return the visible outputs.
 
     `trace` gets a span for each kernel, evaluation and collective. To be driven under no_grad.
-    Raises what `Executable.start` does.
+    Raises what `Executable.start` does, before anything has run.
     """
     if executable.is_outside:
-        return _nothing(executable.program)
+        return _run_nothing(executable.program)
     plan, slots = executable.start(inputs)
+    return _run(executable, plan, slots, trace)
+
+
+def _run(executable: Executable, plan: Plan, slots: Slots, trace: Trace | None) -> RankProgram:
     if trace is not None:
         for step, action in zip(executable.steps, plan.actions, strict=True):
             yield from _run_traced(step.traced, action, slots, trace)
@@ -72,9 +76,10 @@ def _measure(traced: Traced, slots: Slots, extent: Extent) -> None:
     extent.output_bytes = sum(map(bytes_of, writes))
 
 
-def _nothing(program: HostProgram) -> list[torch.Tensor]:
-    """Empty tensors in place of the outputs."""
+def _run_nothing(program: HostProgram) -> RankProgram:
+    """Give empty tensors in place of the outputs."""
     shown = (program.buffers[o.buffer] for o in program.outputs if o.alias is None)
+    yield from ()
     return [
         torch.empty((0,) * len(buffer.shape), dtype=to_torch_dtype(buffer.dtype))
         for buffer in shown

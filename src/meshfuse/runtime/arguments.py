@@ -209,6 +209,13 @@ def _check_tensor(position: int, want: ExpectedTensor, value: Argument | complex
     call = f"Expected input {position}, {want}, to be"
     if not isinstance(value, torch.Tensor):
         raise UserError(f"{call} an at::Tensor but got scalar {value}")
+    if value.layout is not torch.strided:
+        raise UserError(f"{call} a dense tensor, but its layout is {value.layout}; pass to_dense()")
+    if value.is_neg():
+        raise UserError(
+            f"{call} a tensor whose memory holds its values, but got a view that torch negates "
+            "when it reads it, of a conjugate's imaginary part; pass resolve_neg() of it"
+        )
     rank = len(want.extents)
     if value.dim() != rank:
         raise UserError(

@@ -85,6 +85,12 @@ def test_kinds_of_scalars(dtype: DataType, value: complex, pattern: str) -> None
     refuse(scalar_input(dtype), value, pattern)
 
 
+def test_memory_that_does_not_hold_the_values() -> None:
+    refuse(tensor_input([3]), torch.zeros(3).to_sparse(), r"a dense tensor, but its layout is")
+    negated = torch.zeros(3, dtype=torch.complex64).conj().imag
+    refuse(tensor_input([3], contiguity=False), negated, r"pass resolve_neg\(\) of it")
+
+
 def test_static_sizes() -> None:
     refuse(tensor_input([-1, 3]), torch.zeros(2, 4), r"of size 3 on axis 1, .* shape \[2, 4\]")
     refuse(tensor_input([1, 3]), torch.zeros(2, 3), r"of size 1 on axis 0")

@@ -1,0 +1,125 @@
+"""Calls like earlier ones: what was checked and decided then holds again.
+
+A call is looked up by facts that say all that checks and compiled code depend on, and the sizes.
+Whatever is unusual has no facts, and goes the long way: there errors are made and warnings given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from meshfuse.api.prepared import Prepared
+from meshfuse.dist.tensor import DistributedTensor
+from meshfuse.facts.sharding import Sharding
+from meshfuse.host.plan import Executable
+from meshfuse.runtime.arguments import Argument
+
+MOST_CALLS = 256
+"""Calls that a definition remembers."""
+
+Facts = tuple[object, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HotCall:
+    """How arguments are taken, what runs on them, and how results are given.
+
+    By position: `shards` are DistributedTensors, `detached` tensors that require grad, `reals`
+    numbers that must be floats. `outputs` has the shardings of results on a mesh, None for plain
+    ones. `kept` are shardings that the facts know by identity, which is theirs while they live.
+    """
+
+    prepared: Prepared
+    executable: Executable
+    shards: tuple[int, ...]
+    detached: tuple[int, ...]
+    reals: tuple[int, ...]
+    outputs: tuple[Sharding | None, ...]
+    is_plain: bool
+    kept: tuple[Sharding, ...]
+
+    def take(self, inputs: Sequence[Any]) -> list[Argument]:
+        """The arguments as kernels take them."""
+        arguments = list(inputs)
+        for i in self.shards:
+            arguments[i] = arguments[i].local
+        for i in self.detached:
+            arguments[i] = arguments[i].detach()
+        for i in self.reals:
+            arguments[i] = float(arguments[i])
+        return arguments
+
+    def give(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The results as users get them."""
+        if self.is_plain:
+            return results
+        return [
+            result if sharding is None else DistributedTensor.of_checked(result, sharding)
+            for result, sharding in zip(results, self.outputs, strict=True)
+        ]
+
+
+def facts_of_inputs(inputs: Sequence[Any]) -> Facts | None:
+    """What a call depends on, of plain tensors and numbers; None where others are among them.
+
+    Numbers count by type: no check asks for their values, and plans of sizes look at them again.
+    """
+    facts: list[object] = []
+    for value in inputs:
+        kind = type(value)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            if value.layout is not torch.strided or value.is_neg():
+                return None
+            facts.append(
+                (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
+            )
+        elif kind is DistributedTensor:
+            if value.requires_grad or value.is_neg():
+                return None
+            facts.append(
+                (value.shape, value.stride(), value.dtype, value.device, id(value.sharding))
+            )
+        elif kind is float or kind is int or kind is bool:
+            facts.append(kind)
+        else:
+            return None
+    return tuple(facts)
+
+
+def remember_call(
+    inputs: Sequence[Any],
+    arguments: Sequence[Argument],
+    prepared: Prepared,
+    executable: Executable,
+    results: Sequence[torch.Tensor],
+) -> HotCall | None:
+    """A call that has facts, as it went: its inputs, what became of them, and its results.
+
+    None where results are shards whose sizes depend on the values of numbers.
+    """
+    shardings = tuple(
+        result.sharding if isinstance(result, DistributedTensor) else None for result in results
+    )
+    if any(shardings) and executable.sizes_are_scalars:
+        return None
+    tensors = [(i, value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+    shards = [(i, value) for i, value in tensors if isinstance(value, DistributedTensor)]
+    return HotCall(
+        prepared,
+        executable,
+        tuple(i for i, _ in shards),
+        tuple(i for i, value in tensors if value.requires_grad),
+        tuple(
+            i
+            for i, (value, taken) in enumerate(zip(inputs, arguments, strict=True))
+            if isinstance(taken, float) and not isinstance(value, float)
+        ),
+        shardings,
+        not any(shardings),
+        tuple(value.sharding for _, value in shards),
+    )

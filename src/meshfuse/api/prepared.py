@@ -1,0 +1,34 @@
+"""A compiled program as a definition keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from meshfuse.cache import CompiledProgram
+from meshfuse.facts import sharding as facts
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A compiled program, and the shardings of what it returns."""
+
+    compiled: CompiledProgram
+    outputs: tuple[facts.Sharding, ...]
+    updates: tuple[tuple[int, facts.Sharding], ...]
+    """Inputs that are updated in place, by position, in the order of their outputs."""
+
+
+def prepare(compiled: CompiledProgram) -> Prepared:
+    """Look up the shardings of a program's outputs."""
+    program = compiled.compilation.segmented.program
+    fusion = program.fusion
+    updates = tuple(
+        (fusion.inputs.index(output.alias), facts.sharding_of(program, output.alias))
+        for output in fusion.outputs
+        if output.alias is not None
+    )
+    shown = (output.tensor for output in fusion.outputs if output.alias is None)
+    shardings = tuple(facts.written_sharding_of(program, name) for name in shown)
+    return Prepared(compiled, shardings, updates)

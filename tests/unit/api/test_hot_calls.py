@@ -1,0 +1,158 @@
+"""Calls like earlier ones: the short way gives what the long way gives, errors included."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from meshfuse import DataType, DistributedTensor, FusionDefinition, ParallelType
+from meshfuse.api.executor_cache import FusionExecutorCache
+from meshfuse.api.hot_calls import MOST_CALLS, facts_of_inputs
+from meshfuse.multidevice import DeviceMesh
+
+
+def scaled(contiguity: bool = True) -> FusionDefinition:
+    """x * c + 1 of a float matrix with 4 columns and a float."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 4], contiguity=contiguity)
+        c = fd.define_scalar(DataType.Double)
+        fd.add_output(fd.ops.add(fd.ops.mul(x, c), 1.0))
+    return fd
+
+
+def only_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("the long way")
+
+    monkeypatch.setattr(FusionExecutorCache, "bind", fail)
+
+
+def test_the_second_call_goes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    fd, x = scaled(), torch.randn(3, 4)
+    fd.execute([x, 2.0])
+    only_the_short_way(monkeypatch)
+    for scale in (2.0, -1.5):
+        [y] = fd.execute([x + 1, scale])
+        torch.testing.assert_close(y, (x + 1) * scale + 1)
+    with pytest.raises(AssertionError, match="the long way"):
+        fd.execute([torch.randn(5, 4), 2.0])
+    with pytest.raises(AssertionError, match="the long way"):
+        fd.execute([x, 2])  # an int in place of the float is another call
+
+
+def test_numbers_are_converted_each_time() -> None:
+    fd, x = scaled(), torch.ones(3, 4)
+    for scale in (2, 3, True, False):
+        [y] = fd.execute([x, scale])
+        assert torch.equal(y, torch.full((3, 4), scale + 1.0))
+
+
+def test_strides_and_other_sizes_are_other_calls() -> None:
+    fd = scaled(contiguity=False)
+    for _ in range(2):
+        for x in (torch.randn(3, 4), torch.randn(4, 3).T, torch.randn(6, 4)[::2], torch.ones(0, 4)):
+            [y] = fd.execute([x, 0.5])
+            torch.testing.assert_close(y, x * 0.5 + 1)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([torch.zeros(3, 4)], "expected 2 inputs"),
+        ([torch.zeros(3, 4), 1.0, 1.0], "expected 2 inputs"),
+        ([torch.zeros(3, 5), 1.0], "of size 4 on axis 1"),
+        ([torch.zeros(4), 1.0], "tensor of rank 2, but got a tensor of rank 1"),
+        ([torch.zeros(3, 4, dtype=torch.float64), 1.0], "dtype float, but got"),
+        ([torch.zeros(4, 3).T, 1.0], "contiguous on axis 1"),
+        ([torch.zeros(3, 4).to_sparse(), 1.0], "a dense tensor"),
+        ([torch.zeros(3, 4), torch.zeros(())], "to be a scalar but got"),
+        ([1.0, torch.zeros(3, 4)], "an at::Tensor but got scalar"),
+        ([torch.zeros(3, 4), 1j], "not compatible with the expected data type"),
+        ([torch.zeros(3, 4), "1"], "accepted are tensors"),
+    ],
+)
+def test_wrong_inputs_get_their_errors_after_right_ones(
+    inputs: Sequence[object], message: str
+) -> None:
+    fd = scaled()
+    for _ in range(2):
+        fd.execute([torch.zeros(3, 4), 1.0])
+        with pytest.raises(RuntimeError, match=re.escape(message)):
+            fd.execute(inputs)
+
+
+def test_inputs_in_other_containers() -> None:
+    fd, x = scaled(), torch.randn(3, 4)
+    want = x * 2 + 1
+    for _ in range(2):
+        for inputs in ([x, 2.0], (x, 2.0), [[x], (2.0,)], iter([x, 2.0])):
+            torch.testing.assert_close(fd.execute(inputs)[0], want)
+
+
+def test_inputs_that_require_grad_warn_once_and_outputs_do_not() -> None:
+    fd, x = scaled(), torch.nn.Parameter(torch.randn(3, 4))
+    with pytest.warns(UserWarning, match="input 0 requires grad"):
+        fd.execute([x, 2.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        [y] = fd.execute([x, 2.0])
+    assert not y.requires_grad
+    torch.testing.assert_close(y, x.detach() * 2 + 1)
+
+
+def test_sizes_that_are_numbers() -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([1, 4], contiguity=True)
+        n = fd.define_scalar(DataType.Int)
+        fd.add_output(fd.ops.add(fd.ops.broadcast_in_dim(x, [n, 4], [0, 1]), 1.0))
+    x = torch.randn(1, 4)
+    for count in (3, 5, 3, 1):
+        [y] = fd.execute([x, count])
+        assert torch.equal(y, x.expand(count, 4) + 1)
+
+
+def test_shards_keep_their_sharding_and_other_shardings_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def doubled(axis: int) -> FusionDefinition:
+        mesh = DeviceMesh([0])
+        with FusionDefinition() as fd:
+            x = fd.define_tensor([-1, 4], contiguity=True)
+            y = fd.ops.add(x, x)
+            fd.add_output(y)
+            for tensor in (x, y):
+                tensor.set_device_mesh(mesh)
+                tensor.outer_split(axis, 1)
+                tensor.axis(axis).parallelize(ParallelType.mesh_x)
+        return fd
+
+    fd, x = doubled(0), torch.randn(2, 4)
+    [first] = fd.execute([x])
+    [second] = fd.execute([first])
+    assert isinstance(second, DistributedTensor)
+    only_the_short_way(monkeypatch)
+    [third] = fd.execute([first])
+    assert isinstance(third, DistributedTensor)
+    assert third.sharding == second.sharding
+    assert torch.equal(third.local, x * 4)
+
+
+def test_calls_are_forgotten_again() -> None:
+    fd = scaled()
+    for rows in range(1, MOST_CALLS + 20):
+        fd.execute([torch.zeros(rows, 4), 1.0])
+    assert len(fd.fec._hot_calls) == MOST_CALLS
+
+
+def test_what_is_unusual_has_no_facts() -> None:
+    class Mine(torch.Tensor):
+        pass
+
+    plain = torch.zeros(2)
+    assert facts_of_inputs([plain, 1, 2.0, True]) is not None
+    for odd in (plain.as_subclass(Mine), plain.to_sparse(), 1j, [plain], None):
+        assert facts_of_inputs([plain, odd]) is None
