@@ -10,6 +10,7 @@ from meshfuse.api.executor_cache import FusionExecutorCache
 from meshfuse.api.fusion_caches import LRUCache, LruFusionCache
 from meshfuse.api.fusion_view import FusionView
 from meshfuse.api.iter_domain import IterDomain, TensorDomain
+from meshfuse.api.kernel_executor import KernelExecutor
 from meshfuse.api.mesh import DeviceMesh
 from meshfuse.api.ops import Operations
 from meshfuse.api.profiling import (
@@ -19,6 +20,7 @@ from meshfuse.api.profiling import (
     get_fusion_profile,
     reset_profiler,
 )
+from meshfuse.api.scheduling import Scheduling
 from meshfuse.api.tensor_view import TensorView, Val
 from meshfuse.api.validation import get_val_tolerances, validate_with_auto_inferred_outputs
 from meshfuse.base.dtypes import DataType
@@ -44,6 +46,9 @@ __version__ = "0.1.0"
 ops = Operations()
 """The operations, on the definition of their operands."""
 
+schedule = Scheduling()
+"""The schedule functions, on the definition of their tensors."""
+
 __all__ = [
     "FusionDefinition",
     "TensorView",
@@ -51,11 +56,13 @@ __all__ = [
     "IterDomain",
     "TensorDomain",
     "FusionView",
+    "KernelExecutor",
     "DataType",
     "ParallelType",
     "MemoryType",
     "multidevice",
     "ops",
+    "schedule",
     "DeviceMesh",
     "DistributedTensor",
     "FusionCache",

@@ -29,7 +29,9 @@ from meshfuse.kernel.localize import localize
 from meshfuse.kernel.lower import lower
 from meshfuse.kernel.nodes import IndexName
 from meshfuse.kernel.verify import verify_kernel
+from meshfuse.passes.join_reductions import join_reductions
 from meshfuse.passes.pipeline import BEFORE_USER_SCHEDULE, run_passes
+from meshfuse.passes.place_locally import place_locally
 from meshfuse.runtime.arguments import Signature
 from meshfuse.runtime.executors import KernelExecutor
 from meshfuse.runtime.layouts import refine_layouts
@@ -97,12 +99,14 @@ def compile_scheduled(
     """Compile a program as one kernel, by the schedule that its user wrote.
 
     Raises ScheduleError for a schedule that is no legal form, Unsupported for an operation that
-    kernels do not have. Without `kernels` it runs op by op, and the schedule changes nothing.
+    kernels do not have, UserError for a tensor of which other ranks hold a part. Without `kernels`
+    it runs op by op, and the schedule changes nothing.
     """
     verify(program)
     refusal = KernelExecutor.supports(program)
     if refusal is not None:
         raise Unsupported(f"a program with a schedule of its user's is one kernel: {refusal}")
+    program = place_locally(program if kernels else join_reductions(program)[0])
     part = Segment("S0", program, "user")
     segmented = SegmentedProgram(program, (part,))
     if not kernels:

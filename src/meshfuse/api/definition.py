@@ -12,16 +12,18 @@ from meshfuse.api.constants import constant
 from meshfuse.api.devices import Device
 from meshfuse.api.executor_cache import FusionExecutorCache
 from meshfuse.api.fusion_view import FusionView
+from meshfuse.api.kernel_executor import KernelExecutor
 from meshfuse.api.ops import Operations
 from meshfuse.api.profiling import FusionProfile
 from meshfuse.api.recording import Call, Recording
 from meshfuse.api.repro import fake_inputs, repro_script
+from meshfuse.api.scheduling import Scheduling
 from meshfuse.api.segments import DefinitionSegment, run_segments, segments_of
 from meshfuse.api.tensor_arguments import read_tensor_arguments
 from meshfuse.api.tensor_view import TensorView, Val, scalar, tensor_view
 from meshfuse.api.validation import validate_against, validate_with_auto_inferred_outputs
 from meshfuse.base.dtypes import DataType, Scalar, dtype_of_value
-from meshfuse.base.errors import UserAssertionError, UserError, UserTypeError
+from meshfuse.base.errors import Unsupported, UserAssertionError, UserError, UserTypeError
 from meshfuse.dist.communicator import Communicator
 from meshfuse.ir import build
 from meshfuse.ir.axes import ScalarName
@@ -64,6 +66,9 @@ class FusionDefinition:
         self.fec = FusionExecutorCache(
             self.fusion, schedule=self.schedule if self._overrides("schedule") else None
         )
+        self.sched = Scheduling(self._recording)
+        self.ke: KernelExecutor | None = None
+        """What `manual_execute` runs, once it has been called."""
         self.segments: list[DefinitionSegment] = []
         self.fake_inputs: list[object] | None = None
         """The inputs of the latest call with `save_repro_inputs`: FakeTensors and scalars."""
@@ -245,6 +250,11 @@ class FusionDefinition:
         in the environment (MESHFUSE_ENABLE, MESHFUSE_DISABLE). After `segment`, segments run one by
         one, with `device` and `profile`.
         """
+        if self.ke is not None:
+            raise UserAssertionError(
+                "execute: KernelExecutor already exists! Use manual_execute() to execute the "
+                "fusion."
+            )
         self.freeze("execute")
         if save_repro_inputs or print_repro:
             inputs = list(inputs)
@@ -266,6 +276,34 @@ class FusionDefinition:
             profile=profile,
             capture=capture_debug_output,
         )
+
+    def manual_execute(
+        self, inputs: Iterable[Any], heuristic_params: None = None
+    ) -> list[torch.Tensor]:
+        """Run the whole program as one kernel, by the schedule that was written with its tensors.
+
+        An unscheduled program is one serial loop nest. Returns plain tensors. The first call fixes
+        the program and compiles it; later ones reuse that. On a mesh, inputs are this rank's
+        shards, and the kernel computes on what lies on this rank. `heuristic_params` are those of
+        GPU kernels: there are none yet.
+
+        Raises ScheduleError for a schedule that is no legal form, UserAssertionError after
+        `execute`.
+        """
+        if self.fec.has_run():
+            raise UserAssertionError(
+                "manual_execute: FusionExecutorCache already exists! Use execute() to execute the "
+                "fusion, or write its schedule into a new FusionDefinition."
+            )
+        if heuristic_params is not None:
+            raise Unsupported("manual_execute(heuristic_params): kernels for CPUs have none")
+        self.freeze("manual_execute")
+        arguments = list(inputs)
+        if self.ke is None:
+            executor = KernelExecutor()
+            executor.compile(self.fusion, arguments)
+            self.ke = executor
+        return self.ke.run(arguments)
 
     def freeze(self, reason: str) -> None:
         """Fix the program.

@@ -40,6 +40,7 @@ from meshfuse.runtime.arguments import (
     Argument,
     Signature,
     check_arguments,
+    declared_signature,
     flatten_inputs,
     signature_of,
 )
@@ -218,6 +219,23 @@ class FusionExecutorCache:
                 print(self._dump(Bound(arguments, prepared, options)), end="")
         return Bound(arguments, prepared, options)
 
+    def has_run(self) -> bool:
+        """Whether any call has been answered."""
+        return self._last is not None
+
+    def prepare(self, example: Sequence[object], device: Device | None = None) -> None:
+        """Compile for inputs like these; without any, for inputs laid out as they are declared."""
+        frozen, rank = self.frozen_program(), Communicator.instance().rank()
+        if example or not frozen.expected:
+            prepared = self.bind(example, rank, device).prepared
+        else:
+            where = read_device(device) or torch.device("cpu")
+            signature = declared_signature(frozen.expected, str(where))
+            is_scheduled = self._user_schedules is not None
+            key = CallKey(signature, str(where), frozen.options, is_scheduled)
+            prepared = self._prepare(frozen, key, where, redo=False, trace=None)
+        prepared.compiled.executor.compile(rank)
+
     def _arguments(
         self,
         frozen: FrozenProgram,
@@ -374,7 +392,7 @@ class FusionExecutorCache:
     ) -> Prepared:
         program, text = frozen.program, frozen.key
         if self._user_schedules is not None and key.is_scheduled:
-            scheduled = self._user_schedules.find(key.signature, key.device, redo=redo)
+            scheduled = self._user_schedules.find(program, key.signature, key.device, redo=redo)
             program, text = scheduled.program, scheduled.key
         compiled = FusionCache.instance().find(
             program,

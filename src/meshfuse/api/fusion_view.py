@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import final
 
-from meshfuse.api.recording import Recording
+from meshfuse.api.recording import Handle, Recording
 from meshfuse.api.tensor_view import TensorView, Val, scalar, tensor_view
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.printer import print_program
 
 
 @final
-class FusionView:
+class FusionView(Handle):
     """Inputs, outputs and values of a definition: the same handles that defining it gave."""
 
-    __slots__ = ("recording",)
+    __slots__ = ()
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -36,6 +36,12 @@ class FusionView:
     def print_math(self) -> None:
         """Print the program's text."""
         print(self)
+
+    def to_source(self) -> str:
+        return "fd.fusion"
+
+    def to_text(self) -> str:
+        return "fusion"
 
     def __repr__(self) -> str:
         return print_program(self.recording.program)

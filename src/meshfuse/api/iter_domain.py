@@ -9,6 +9,7 @@ from meshfuse.base.errors import UserTypeError
 from meshfuse.ir import axes, transforms
 from meshfuse.ir.axes import AxisKind, AxisName
 from meshfuse.ir.mesh import ParallelType
+from meshfuse.ir.schedule import Merge, Split, Swizzle1d
 
 if TYPE_CHECKING:
     from meshfuse.api.tensor_view import TensorView, Val
@@ -72,7 +73,28 @@ class IterDomain(Handle):
         return f"{self.tensor.name}'s axis {self.name}"
 
     def __repr__(self) -> str:
-        return _describe_axis(self._definition(), self.parallel_type())
+        definition, bound = self._definition(), self.parallel_type()
+        kind = "" if definition.kind is AxisKind.iteration else f", {definition.kind.name}"
+        where = "" if bound == ParallelType.serial else f", bound to {bound}"
+        text = f"axis {self.name} of {self.tensor.name}: size {definition.extent}{kind}{where}"
+        return text + self._describe_origin()
+
+    def _describe_origin(self) -> str:
+        """How the axis came about, if it is derived."""
+        program, tensor = self.recording.program, self.tensor.name
+        for step in (*program.tensor(tensor).root_steps, *program.schedule(tensor).steps):
+            match step:
+                case Split(source, self.name):
+                    return f", the outer part of {source}"
+                case Split(source, _, self.name):
+                    return f", the inner part of {source}"
+                case Merge(outer, inner, self.name):
+                    return f", {outer} and {inner} merged"
+                case Swizzle1d(source, self.name, mesh_axis):
+                    return f", {source} from the rank's place along {mesh_axis}"
+                case _:
+                    pass
+        return ""
 
     def _definition(self) -> axes.IterDomain:
         return self.recording.program.all_axes(self.tensor.name)[self.name]

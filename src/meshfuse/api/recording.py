@@ -13,6 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, TypeVar, final
 
 import torch
@@ -188,6 +189,8 @@ def _render_value(value: object, render: Callable[[object], str]) -> str:
             return repr(value) if named else f"ParallelType.mesh({value.mesh_position})"
         case DataType():
             return repr(value)
+        case Enum():
+            return f"{type(value).__name__}.{value.name}"
         case list() | tuple():
             return f"[{', '.join(render(item) for item in value)}]"
         case dict():

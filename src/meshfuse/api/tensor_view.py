@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
+from meshfuse.api.constants import constant
 from meshfuse.api.iter_domain import IterDomain, TensorDomain, iter_domain
 from meshfuse.api.mesh import DeviceMesh
 from meshfuse.api.recording import Call, Handle, Recording, source_name, to_source
@@ -16,8 +17,10 @@ from meshfuse.ir import build, transforms
 from meshfuse.ir.axes import AxisName, ScalarName, TensorName
 from meshfuse.ir.describe import describe
 from meshfuse.ir.fusion import TensorDef
+from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.ops import Literal, Operand
-from meshfuse.ir.schedule import Schedule
+from meshfuse.ir.program import Program
+from meshfuse.ir.schedule import MemoryType, Schedule
 
 ScalarOperand = ScalarName | Literal | IntExpr
 
@@ -210,7 +213,7 @@ class TensorView(Arithmetic):
         `factor` is the extent of inner, or of outer if not `inner_split`; the other has the rest,
         rounded up.
         """
-        keywords = {} if inner_split else {"inner_split": False}
+        keywords = {} if inner_split is True else {"inner_split": inner_split}
         return self._split(Call("split", (axis, factor), keywords, self), axis, factor, inner_split)
 
     def inner_split(self, axis: int, factor: int) -> TensorView:
@@ -222,28 +225,71 @@ class TensorView(Arithmetic):
         return self._split(Call("outer_split", (axis, factor), receiver=self), axis, factor, False)
 
     def _split(self, call: Call, axis: int, factor: int, inner_split: bool) -> TensorView:
-        self.recording.change(
-            call,
-            lambda program: transforms.split(program, self.name, axis, factor, inner_split),
-        )
-        return self
+        return self._change(call, transforms.split, axis, factor, inner_split)
 
     def merge(self, axis_o: int, axis_i: int) -> TensorView:
         """Replace two loop axes by one, at the place of `axis_o`, the more significant one."""
-        self.recording.change(
-            Call("merge", (axis_o, axis_i), receiver=self),
-            lambda program: transforms.merge(program, self.name, axis_o, axis_i),
-        )
-        return self
+        call = Call("merge", (axis_o, axis_i), receiver=self)
+        return self._change(call, transforms.merge, axis_o, axis_i)
 
     def reorder(self, order: Mapping[int, int]) -> TensorView:
         """Move loop axis `old` to place `new` for each pair; the others keep their order."""
+        if not isinstance(order, Mapping):
+            raise UserTypeError(
+                f"{self.name}.reorder({order!r}): takes a mapping from places to places, as {{0: 1}}"
+            )
         order = dict(order)
-        self.recording.change(
-            Call("reorder", (order,), receiver=self),
-            lambda program: transforms.reorder(program, self.name, order),
+        return self._change(Call("reorder", (order,), receiver=self), transforms.reorder, order)
+
+    def swizzle1d(self, x: int, parallel_type: ParallelType) -> TensorView:
+        """Let each rank begin loop axis `x` at its own number along a mesh axis: ring order."""
+        call = Call("swizzle1d", (x, parallel_type), receiver=self)
+        if not isinstance(parallel_type, ParallelType):
+            raise UserTypeError(f"{call}: takes a ParallelType")
+        return self._change(call, transforms.swizzle1d, x, parallel_type)
+
+    def rfactor(self, axes: Sequence[int]) -> TensorView:
+        """Reduce loop axes `axes` in a new tensor, and the other reduced axes here.
+
+        Returns the new tensor, of which this one becomes the reduction. Tensors that are defined
+        together (by welford) are scheduled like this one and taken apart together;
+        `fd.sched.rfactor` returns all of their new tensors.
+        """
+        return rfactor_together([self], axes)[0]
+
+    def siblings(self) -> list[TensorView]:
+        """The other tensors that the same expression defines: welford has three results."""
+        definition = self.recording.program.fusion.definition(self.name)
+        names = () if definition is None else definition.outs
+        return [tensor_view(self.recording, name) for name in names if name != self.name]
+
+    def cache_after(self, propagate_allocation_domain: bool = True) -> TensorView:
+        """Let all readers read a copy of this tensor instead; returns the copy.
+
+        The copy has the same loops and, unless told otherwise, memory order. In a kernel it is a
+        register.
+        """
+        keywords = {} if propagate_allocation_domain else {"propagate_allocation_domain": False}
+        return self._define(
+            Call("cache_after", keywords=keywords, receiver=self),
+            lambda program: transforms.cache_after(
+                program, self.name, propagate_allocation=propagate_allocation_domain
+            ),
         )
-        return self
+
+    def cache_before(self) -> TensorView:
+        """Compute this tensor in a new one, of which it becomes a copy; returns the new one."""
+        return self._define(
+            Call("cache_before", receiver=self),
+            lambda program: transforms.cache_before(program, self.name),
+        )
+
+    def set_memory_type(self, memory_type: MemoryType) -> None:
+        """Say where the tensor lives. Inputs and outputs are global or symmetric."""
+        call = Call("set_memory_type", (memory_type,), receiver=self)
+        if not isinstance(memory_type, MemoryType):
+            raise UserTypeError(f"{call}: takes a MemoryType")
+        self._change(call, transforms.set_memory_type, memory_type)
 
     def set_device_mesh(self, mesh: DeviceMesh) -> None:
         """Place the tensor on a mesh: replicated, until loop axes are parallelized over mesh axes.
@@ -254,30 +300,41 @@ class TensorView(Arithmetic):
             raise UserTypeError(
                 f"{self.name}.set_device_mesh({mesh!r}): takes a multidevice.DeviceMesh"
             )
-        self.recording.change(
-            Call("set_device_mesh", (mesh.ranks,), receiver=self),
-            lambda program: transforms.set_device_mesh(program, self.name, mesh.ranks),
-        )
+        call = Call("set_device_mesh", (mesh.ranks,), receiver=self)
+        self._change(call, transforms.set_device_mesh, mesh.ranks)
 
     def set_allocation_domain(
         self, ids: Sequence[IterDomain], new_contiguity: bool | Sequence[bool | None]
     ) -> None:
         """Lay the tensor out in memory with axes `ids`, slowest first.
 
-        `new_contiguity`: one flag for all axes, or one an axis. UserError unless `ids` is a
-        permutation of the logical axes.
+        `ids` are logical or loop axes; mesh and stream loops have no memory. `new_contiguity`: one
+        flag for all axes, or one an axis. UserError unless they make a permutation of the logical
+        axes.
         """
-        call = Call("set_allocation_domain", (list(ids), new_contiguity), receiver=self)
-        for axis in ids:
-            if not isinstance(axis, IterDomain) or axis.tensor is not self:
-                raise UserError(f"{call}: takes axes of {self.name}")
-        names = tuple(axis.name for axis in ids)
-        self.recording.change(
-            call,
-            lambda program: transforms.set_allocation_domain(
-                program, self.name, names, new_contiguity
-            ),
-        )
+        call = Call("set_allocation_domain", (ids, new_contiguity), receiver=self)
+        if not isinstance(ids, list | tuple):
+            raise UserTypeError(f"{call}: ids are a list of axes of {self.name}")
+        if not isinstance(new_contiguity, bool | list | tuple):
+            raise UserTypeError(f"{call}: new_contiguity is a bool, or a list of bools and Nones")
+        names = self.own_axes(call, ids)
+        self._change(call, transforms.set_allocation_domain, names, new_contiguity)
+
+    def own_axes(self, call: Call, ids: Sequence[object]) -> tuple[AxisName, ...]:
+        """The names of handles that must be axes of this tensor."""
+        if any(not isinstance(axis, IterDomain) or axis.tensor is not self for axis in ids):
+            raise UserError(f"{call}: takes axes of {self.name}")
+        return tuple(axis.name for axis in ids if isinstance(axis, IterDomain))
+
+    def _change(self, call: Call, verb: Callable[..., Program], *arguments: object) -> TensorView:
+        self.recording.change(call, lambda program: verb(program, self.name, *arguments))
+        return self
+
+    def _define(
+        self, call: Call, verb: Callable[[Program], tuple[Program, TensorName]]
+    ) -> TensorView:
+        (name,) = self.recording.define(call, lambda program: _single(verb(program)))
+        return tensor_view(self.recording, name)
 
     # Printing.
 
@@ -294,6 +351,10 @@ class TensorView(Arithmetic):
         text = describe(self.recording.program, self.name)
         if schedule.leaves != logical or schedule.bindings or len(logical) > definition.ndim:
             text += f", loops {self.domain()}"
+        if schedule.inline_depth:
+            text += f", {schedule.inline_depth} loops shared with its readers"
+        if schedule.memory is not MemoryType.global_:
+            text += f", in {schedule.memory.value} memory"
         return text if schedule.mesh is None else f"{text} on {schedule.mesh}"
 
     def _definition(self) -> TensorDef:
@@ -313,6 +374,26 @@ Value = TensorView | Val | Scalar
 def tensor_view(recording: Recording, name: str) -> TensorView:
     """The handle of a tensor."""
     return recording.handle(name, lambda: TensorView(recording, TensorName(name)))
+
+
+def rfactor_together(tensors: Sequence[TensorView], axes: Sequence[int]) -> list[TensorView]:
+    """`TensorView.rfactor` of the first of some tensors that one expression defines.
+
+    Returns the new tensor of each.
+    """
+    first, axes = tensors[0], list(axes)
+    call = Call("rfactor", (axes,), receiver=first)
+    if len(tensors) > 1:
+        call = Call("fd.sched.rfactor", (list(tensors), axes))
+
+    def verb(program: Program) -> tuple[Program, list[str]]:
+        definition = program.fusion.definition(first.name)
+        program, parts = transforms.rfactor(program, first.name, axes)
+        outs = () if definition is None else definition.outs
+        part_of: dict[str, str] = dict(zip(outs, parts, strict=True))
+        return program, [part_of[tensor.name] for tensor in tensors]
+
+    return [tensor_view(first.recording, name) for name in first.recording.define(call, verb)]
 
 
 def scalar(recording: Recording, operand: ScalarOperand) -> Val:
@@ -362,7 +443,7 @@ def to_scalar_operand(call: Call, value: object) -> ScalarOperand:
         case Val():
             return value.operand
         case bool() | int() | float():
-            return build.literal(value)
+            return constant(value, dtype_of_value(value), call)
         case _:
             raise UserTypeError(
                 f"{call}: takes TensorViews, Vals and Python scalars, got {type(value).__name__}; "
@@ -379,10 +460,10 @@ def apply_function(
     """
     call = Call(f"fd.ops.{function}", tuple(values))
     recording = recording_of(call, values, bound)
+    operands = tuple(to_operand(call, value) for value in values)
     size = _fold_sizes(function, values)
     if size is not None:
         return scalar(recording, size)
-    operands = tuple(to_operand(call, value) for value in values)
     (name,) = recording.define(
         call, lambda program: _single(build.pointwise(program, function, operands))
     )

@@ -38,19 +38,21 @@ class UserSchedules:
         self._hook = hook
         self._kept: dict[Signature, dict[str, ScheduledProgram]] = {}
 
-    def find(self, signature: Signature, device: str, *, redo: bool = False) -> ScheduledProgram:
-        """The scheduled program for a signature and device; `redo` runs the hook again.
+    def find(
+        self, program: Program, signature: Signature, device: str, *, redo: bool = False
+    ) -> ScheduledProgram:
+        """`program` as scheduled for a signature and device; `redo` runs the hook again.
 
         Raises what the hook raises, and UserError for one that changes what the program computes.
         """
         with self._recording.lock:
             by_device = self._kept.setdefault(signature, {})
             if redo or device not in by_device:
-                by_device[device] = self._run()
+                by_device[device] = self._run(program)
             return by_device[device]
 
-    def _run(self) -> ScheduledProgram:
-        before = prepare_for_schedule(self._recording.program)
+    def _run(self, program: Program) -> ScheduledProgram:
+        before = prepare_for_schedule(program)
         after = self._recording.change_copy(before, self._hook)
         was, now = before.fusion, after.fusion
         if (was.inputs, was.outputs) != (now.inputs, now.outputs):

@@ -15,6 +15,7 @@ from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import InvariantError, UserError
 from meshfuse.base.trace import Trace
 from meshfuse.codegen.cpp import print_cpp
+from meshfuse.codegen.cpp_tiles import check_tiles
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.executors import CommunicationExecutor
 from meshfuse.expr import evaluate
@@ -116,6 +117,7 @@ def lower_scheduled(program: Program, name: str, signature: Signature) -> Lowere
     none.
     """
     local = localize(refine_layouts(program, program.fusion.inputs, signature))
+    check_tiles(local.program)
     kernel = lower(local.program, name)
     verify_kernel(kernel)
     sizes = {size: local.sizes[size] for size in kernel.sizes if size in local.sizes}

@@ -20,7 +20,7 @@ from meshfuse.kernel.blocks import BodyBuilder
 from meshfuse.kernel.buffers import buffer_of
 from meshfuse.kernel.frame import Frame, frame_of
 from meshfuse.kernel.loops import Anchor, LoopEmitter, emit_anchors
-from meshfuse.kernel.nests import nest_of
+from meshfuse.kernel.nests import Nest, nest_of
 from meshfuse.kernel.nodes import Kernel, ScalarParameter, ValueName
 from meshfuse.kernel.sizes import declare_sizes
 from meshfuse.kernel.values import Emitter
@@ -43,6 +43,15 @@ def lower(program: Program, name: str) -> Kernel:
     values = Emitter(program, facts, BodyBuilder(taken))
     emit_anchors(LoopEmitter(values, frame), anchors, (), {})
     return declare_sizes(_kernel(program, name, values, frame, outputs))
+
+
+def nests_in(program: Program) -> tuple[Nest, ...]:
+    """The loop nests that the kernel of a localized program is made of, of reductions and stores.
+
+    Raises ScheduleError for one that is no legal form.
+    """
+    outputs = tuple(dict.fromkeys(output.tensor for output in program.fusion.outputs))
+    return tuple(anchor.nest for anchor in _anchors(program, facts_of(program), outputs))
 
 
 def _kernel(

@@ -155,6 +155,19 @@ def _expected_tensor(program: Program, name: TensorName) -> ExpectedTensor:
     )
 
 
+def declared_signature(expected: Sequence[Expected], device: str) -> Signature:
+    """The signature of inputs that promise no more than was declared of them."""
+    return Signature(tuple(_declared(want, device) for want in expected))
+
+
+def _declared(want: Expected, device: str) -> TensorSignature | ScalarSignature:
+    if isinstance(want, ExpectedScalar):
+        return ScalarSignature(want.dtype)
+    ones = tuple(const_value(extent) == 1 for extent in want.local_extents)
+    place = "cpu" if want.is_cpu else device
+    return TensorSignature(want.dtype, place, want.order, want.contiguity, ones)
+
+
 # Checking one against the other.
 
 

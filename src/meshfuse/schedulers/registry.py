@@ -46,7 +46,15 @@ def refusals_of(program: Program) -> tuple[Refusal, ...]:
     return tuple(answer for answer in answers if answer is not None)
 
 
+def refusal_of(program: Program, name: str) -> Refusal | None:
+    """Why the scheduler `name` does not take a segment; None if it does."""
+    return _named(name).can(program)
+
+
 def schedule(program: Program, name: str) -> tuple[Program, LaunchHints]:
     """A localized segment scheduled by the scheduler `name`, which takes it."""
-    scheduler = next(scheduler for scheduler in SCHEDULERS if scheduler.name == name)
-    return scheduler.apply(program)
+    return _named(name).apply(program)
+
+
+def _named(name: str) -> Scheduler:
+    return next(scheduler for scheduler in SCHEDULERS if scheduler.name == name)

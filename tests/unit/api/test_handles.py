@@ -72,7 +72,7 @@ def test_reprs_say_what_a_newcomer_reads() -> None:
     x.outer_split(0, 2)
     x.axis(0).parallelize(ParallelType.mesh_x)
     assert repr(x) == "T0 f32[8, i0], loops [2 mesh_x, 4, i0] on DeviceMesh{0 1}"
-    assert repr(x.axis(0)) == "2 mesh_x"
+    assert repr(x.axis(0)) == "axis a4 of T0: size 2, bound to mesh_x, the outer part of a0"
     assert repr(x.domain()) == "[2 mesh_x, 4, i0]"
 
 
