@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 
 from meshfuse.base.dtypes import DataType, Scalar, is_floating, is_integral
 from meshfuse.base.errors import UserTypeError, UserValueError
@@ -25,6 +26,8 @@ def constant(value: Scalar, dtype: DataType, call: object) -> Literal:
     if is_integral(dtype):
         return build.literal(_truncate(value, dtype, call), dtype)
     if is_floating(dtype):
+        if not isinstance(value, float) and abs(value) >= 1 << sys.float_info.max_exp:
+            raise UserValueError(f"{call}: {value} does not fit into {dtype!r}")
         return build.literal(_round(float(value), dtype), dtype)
     raise UserTypeError(f"{call}: no constant has type {dtype!r}")
 
@@ -32,7 +35,9 @@ def constant(value: Scalar, dtype: DataType, call: object) -> Literal:
 def _truncate(value: Scalar, dtype: DataType, call: object) -> int:
     limit = 1 << (_INTEGER_BITS[dtype] - 1)
     if not math.isfinite(value) or not -limit <= int(value) < limit:
-        raise UserValueError(f"{call}: {value} does not fit into {dtype!r}")
+        raise UserValueError(
+            f"{call}: {value} does not fit into {dtype!r}; a float may be as large as 1e308"
+        )
     return int(value)
 
 

@@ -8,6 +8,9 @@ from meshfuse.base.errors import UserError, UserTypeError
 
 Device = torch.device | str | int
 
+_MOST_DEVICES = 128
+"""torch numbers devices by int8."""
+
 
 def read_device(device: Device | None) -> torch.device | None:
     """The device that a call names. An int is the number of a GPU."""
@@ -16,7 +19,7 @@ def read_device(device: Device | None) -> torch.device | None:
             return None
         case torch.device():
             return _numbered(device)
-        case int() if not isinstance(device, bool) and device >= 0:
+        case int() if not isinstance(device, bool) and 0 <= device < _MOST_DEVICES:
             return torch.device("cuda", device)
         case str():
             return _numbered(_parse_device(device))

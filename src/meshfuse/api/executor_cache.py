@@ -42,6 +42,7 @@ from meshfuse.runtime.arguments import (
     check_arguments,
     declared_signature,
     flatten_inputs,
+    list_inputs,
     signature_of,
 )
 
@@ -143,7 +144,7 @@ class FusionExecutorCache:
         `is_auto` passes over the user's schedule; `profile` and `capture` keep what `profile()` and
         `get_debug_output()` say about the call.
         """
-        values = inputs if isinstance(inputs, list | tuple) else tuple(inputs)
+        values = list_inputs(inputs)
         communicator = Communicator.instance()
         profiler = begin_profile(profile)
         facts = None

@@ -18,6 +18,7 @@ from meshfuse.facts.sharding import Sharding
 from meshfuse.host.plan import Executable
 from meshfuse.runtime.arguments import Argument
 
+_INT32_LIMIT, _INT64_LIMIT = 1 << 31, 1 << 63
 MOST_CALLS = 256
 """Calls that a definition remembers."""
 
@@ -67,7 +68,8 @@ class HotCall:
 def facts_of_inputs(inputs: Sequence[Any]) -> Facts | None:
     """What a call depends on, of plain tensors and numbers; None where others are among them.
 
-    Numbers count by type: no check asks for their values, and plans of sizes look at them again.
+    Numbers count by type, ints by whether they fit 32 bits or 64: no check asks more of their
+    values, and plans of sizes look at them again.
     """
     facts: list[object] = []
     for value in inputs:
@@ -84,7 +86,11 @@ def facts_of_inputs(inputs: Sequence[Any]) -> Facts | None:
             facts.append(
                 (value.shape, value.stride(), value.dtype, value.device, id(value.sharding))
             )
-        elif kind is float or kind is int or kind is bool:
+        elif kind is int:
+            if not -_INT64_LIMIT <= value < _INT64_LIMIT:
+                return None
+            facts.append(kind if -_INT32_LIMIT <= value < _INT32_LIMIT else "int64")
+        elif kind is float or kind is bool:
             facts.append(kind)
         else:
             return None

@@ -8,7 +8,7 @@ from typing import final
 import torch
 
 from meshfuse.api.recording import nest_ranks
-from meshfuse.base.errors import UserError
+from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.dist.communicator import Communicator
 from meshfuse.ir import mesh as ir_mesh
 from meshfuse.ir.mesh import ParallelType, make_mesh
@@ -62,6 +62,11 @@ class DeviceMesh:
 
         UserError for an axis that the tensor does not have or that the mesh does not divide.
         """
+        if not isinstance(tensor, torch.Tensor) or type(axis) is not int:
+            raise UserTypeError(
+                f"{self}.shard_tensor({type(tensor).__name__}, axis={axis!r}): takes a torch "
+                "tensor and the number of an axis"
+            )
         call = f"{self}.shard_tensor(tensor of shape {list(tensor.shape)}, axis={axis})"
         if not -tensor.dim() <= axis < tensor.dim():
             raise UserError(f"{call}: axis must lie in [-{tensor.dim()}, {tensor.dim()})")

@@ -280,9 +280,10 @@ class Operations:
         dim: int | None = None,
     ) -> TensorView:
         """Mean over `dims` (or the one `dim`; all axes if neither), in Float or Double."""
-        call, axes = _reduced(
-            "mean", arg, {"dims": dims, "dim": dim} | ({"keepdim": True} if keepdim else {})
-        )
+        keywords: dict[str, Any] = {"dims": dims, "dim": dim}
+        keywords |= {} if keepdim is False else {"keepdim": keepdim}
+        call, axes = _reduced("mean", arg, keywords)
+        _require(call, "keepdim", keepdim, bool)
         return self._tensor(call, arg, lambda program: build.mean(program, arg.name, axes, keepdim))
 
     def var(
@@ -322,10 +323,13 @@ class Operations:
     ) -> list[TensorView]:
         """Variance and, for var_mean, mean."""
         keywords: dict[str, Any] = {"dims": dims}
-        keywords |= {"correction": correction} if correction != 1 else {}
-        keywords |= {"keepdim": True} if keepdim else {}
+        if type(correction) is not int or correction != 1:
+            keywords["correction"] = correction
+        keywords |= {} if keepdim is False else {"keepdim": keepdim}
         call = Call(f"fd.ops.{function}", (arg,), keywords)
         axes = _sequence(call, "dims", dims, int)
+        _require(call, "correction", correction, int)
+        _require(call, "keepdim", keepdim, bool)
         recording = self._recording_of(call, _tensor_argument(call, arg))
 
         def define(program: Program) -> tuple[Program, tuple[str, ...]]:
@@ -344,9 +348,11 @@ class Operations:
         dtype: DataType,
     ) -> TensorView:
         keywords: dict[str, Any] = {"dims": dims, "dim": dim}
-        keywords |= {"keepdim": True} if keepdim else {}
+        keywords |= {} if keepdim is False else {"keepdim": keepdim}
         keywords |= {"dtype": dtype} if dtype is not DataType.Null else {}
         call, axes = _reduced(function, arg, keywords)
+        _require(call, "keepdim", keepdim, bool)
+        _require(call, "dtype", dtype, DataType)
         return self._tensor(
             call,
             arg,
@@ -420,6 +426,12 @@ def _reduced(
             return call, _sequence(call, "dims", wanted, int)
 
 
+def _require(call: Call, name: str, value: object, wanted: type) -> None:
+    """Refuse an argument of another type. Flags may not stand for numbers, nor numbers for them."""
+    if type(value) is not wanted:
+        raise UserTypeError(f"{call}: {name} must be a {wanted.__name__}, got {value!r}")
+
+
 def _dtype_or_none(dtype: DataType) -> DataType | None:
     return None if dtype is DataType.Null else dtype
 
@@ -427,7 +439,7 @@ def _dtype_or_none(dtype: DataType) -> DataType | None:
 def _sequence(call: Call, name: str, values: object, element: type) -> tuple[Any, ...]:
     """A list argument, checked for its element type. Flags may not stand for numbers."""
     wanted = f"{name} must be a list of {element.__name__}s"
-    if not isinstance(values, Sequence) or isinstance(values, str):
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         raise UserTypeError(f"{call}: {wanted}, got {type(values).__name__}")
     for value in values:
         if type(value) is not element:
@@ -436,7 +448,7 @@ def _sequence(call: Call, name: str, values: object, element: type) -> tuple[Any
 
 
 def _sizes(call: Call, shape: object) -> tuple[int | IntExpr | ScalarName, ...]:
-    if not isinstance(shape, Sequence) or isinstance(shape, str):
+    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
         raise UserTypeError(f"{call}: shape must be a list, got {type(shape).__name__}")
     return tuple(_size(call, size) for size in shape)
 

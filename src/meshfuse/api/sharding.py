@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast, final
 
 import torch
@@ -32,8 +32,7 @@ class Sharding:
     ) -> None:
         if not isinstance(mesh, DeviceMesh):
             raise UserError(f"Sharding({mesh!r}, {axes!r}): a sharding needs a mesh")
-        given = axes.items() if isinstance(axes, Mapping) else axes
-        pairs = tuple(cast(Iterable[tuple[ParallelType, int]], given))
+        pairs = _read_pairs(mesh, axes)
         call = f"Sharding({mesh!r}, {axes if isinstance(axes, Mapping) else list(pairs)!r})"
         found: dict[ParallelType, int] = {}
         for parallel_type, axis in pairs:
@@ -44,6 +43,8 @@ class Sharding:
                 raise UserError(
                     f"{call}: {parallel_type} is already used to shard axis {found[parallel_type]}"
                 )
+            if type(axis) is not int:
+                raise UserTypeError(f"{call}: a tensor axis is an int, got {axis!r}")
             if axis < 0:
                 raise UserError(f"{call}: a tensor axis is 0 or more, got {axis}")
             found[parallel_type] = axis
@@ -90,6 +91,21 @@ def shard_tensor(tensor: torch.Tensor, tv: TensorView) -> torch.Tensor:
             "mesh; call its set_device_mesh first"
         )
     return shard.shard_tensor(tensor, sharding, Communicator.instance().rank())
+
+
+def _read_pairs(mesh: DeviceMesh, axes: object) -> tuple[tuple[ParallelType, int], ...]:
+    """Pairs of a mesh axis and a tensor axis, out of a mapping or an iterable of pairs."""
+    given: object = axes.items() if isinstance(axes, Mapping) else axes
+    items = tuple(cast(Iterable[object], given)) if isinstance(given, Iterable) else (given,)
+    if not all(_is_pair(item) for item in items):
+        raise UserTypeError(
+            f"Sharding({mesh!r}, {axes!r}): takes a mapping from mesh axis to tensor axis, or pairs"
+        )
+    return cast(tuple[tuple[ParallelType, int], ...], items)
+
+
+def _is_pair(item: object) -> bool:
+    return isinstance(item, tuple | list) and len(cast(Sequence[object], item)) == 2
 
 
 def _check_mesh_type(call: str, parallel_type: ParallelType) -> None:

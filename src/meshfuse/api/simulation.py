@@ -11,10 +11,12 @@ from meshfuse.api.definition import FusionDefinition
 from meshfuse.api.executor_cache import Bound
 from meshfuse.api.frozen_program import FrozenProgram
 from meshfuse.api.results import wrap_result
-from meshfuse.base.errors import UserError
+from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.dist.shard import shard_tensor
 from meshfuse.host import simulate as driver
 from meshfuse.runtime.arguments import flatten_inputs
+
+_MOST_RANKS = 1 << 16
 
 
 @final
@@ -42,14 +44,12 @@ def simulate(
     large as the meshes need. Collectives are checked: ranks that disagree, a missing wait or a
     deadlock raise CommunicationError.
     """
+    if not isinstance(fd, FusionDefinition):
+        raise UserTypeError(f"simulate({fd!r}, inputs): takes a FusionDefinition first")
     fd.freeze("simulate")
     frozen = fd.fec.frozen_program()
     count = _count_ranks(frozen, ranks)
-    if per_rank and len(inputs) != count:
-        raise UserError(
-            f"simulate(per_rank=True): takes one list of inputs for each of {count} ranks, "
-            f"got {len(inputs)}"
-        )
+    _check_per_rank(inputs, per_rank, count)
     bound = [
         fd.fec.bind(inputs[rank] if per_rank else _shards(frozen, inputs, rank), rank)
         for rank in range(count)
@@ -62,7 +62,23 @@ def simulate(
     )
 
 
+def _check_per_rank(inputs: Sequence[Any], per_rank: bool, count: int) -> None:
+    if not isinstance(per_rank, bool):
+        raise UserTypeError(f"simulate(per_rank={per_rank!r}): must be True or False")
+    if not per_rank:
+        return
+    wanted = f"simulate(per_rank=True): takes one list of inputs for each of {count} ranks"
+    if not isinstance(inputs, list | tuple):
+        raise UserTypeError(f"{wanted}, got {type(inputs).__name__}")
+    if len(inputs) != count:
+        raise UserError(f"{wanted}, got {len(inputs)}")
+
+
 def _count_ranks(frozen: FrozenProgram, ranks: int | None) -> int:
+    if ranks is not None and type(ranks) is not int:
+        raise UserTypeError(f"simulate(ranks={ranks!r}): a number of ranks is an int")
+    if ranks is not None and ranks > _MOST_RANKS:
+        raise UserError(f"simulate(ranks={ranks}): this process can be {_MOST_RANKS} ranks at most")
     needed = 1
     for mesh, tensor in frozen.meshes.items():
         needed = max(needed, max(mesh.ids) + 1)

@@ -92,7 +92,7 @@ def _from_strides(call: Call, given: Mapping[str, object]) -> TensorArguments:
 def _read_contiguity(call: Call, value: object) -> bool | tuple[bool | None, ...]:
     if isinstance(value, bool):
         return value
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise UserTypeError(
             f"{call}: contiguity is a bool or a list of bools and Nones, got {value!r}"
         )
@@ -100,7 +100,7 @@ def _read_contiguity(call: Call, value: object) -> bool | tuple[bool | None, ...
 
 
 def _read_ints(call: Call, name: str, value: object) -> tuple[int, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise UserTypeError(f"{call}: {name} is a list of ints, got {value!r}")
     for item in value:
         if not isinstance(item, int) or isinstance(item, bool):

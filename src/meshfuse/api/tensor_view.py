@@ -236,7 +236,7 @@ class TensorView(Arithmetic):
         """Move loop axis `old` to place `new` for each pair; the others keep their order."""
         if not isinstance(order, Mapping):
             raise UserTypeError(
-                f"{self.name}.reorder({order!r}): takes a mapping from places to places, as {{0: 1}}"
+                f"{self.name}.reorder({order!r}): takes a mapping of places, as {{0: 1}}"
             )
         order = dict(order)
         return self._change(Call("reorder", (order,), receiver=self), transforms.reorder, order)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from meshfuse.base.errors import UserError
+from meshfuse.base.errors import UserError, UserTypeError
 
 ENABLE_OPTIONS: Final = tuple(
     """
@@ -153,6 +153,10 @@ def _merged(
     kind: str, base: tuple[Option, ...], added: Sequence[str], known: tuple[str, ...]
 ) -> tuple[Option, ...]:
     options = {option.name: option for option in base}
+    if not isinstance(added, list | tuple):
+        raise UserTypeError(
+            f"{kind} options are a list of strings, each name or name(arguments), got {added!r}"
+        )
     for text in added:
         option = _parse_option(kind, text)
         if option.name not in known:
@@ -164,6 +168,8 @@ def _merged(
 
 
 def _parse_option(kind: str, text: str) -> Option:
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' values
+        raise UserTypeError(f"{kind} option {text!r}: is a string, name or name(arguments)")
     found = _ENTRY.fullmatch(text)
     if found is None:
         raise UserError(f"{kind} option {text!r}: expected name or name(arguments)")

@@ -17,6 +17,8 @@ from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.program import Program, fresh_name
 from meshfuse.ir.schedule import Merge, Split, Step, Swizzle1d
 
+_INT64_LIMIT = 1 << 63
+
 
 def split(
     program: Program, tensor: TensorName, axis: int, factor: int, inner_split: bool = True
@@ -29,8 +31,10 @@ def split(
     call = f"split({tensor}, axis={axis}, factor={factor}, inner_split={inner_split})"
     if not isinstance(factor, int) or isinstance(factor, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' values
         raise UserTypeError(f"{call}: factor must be an int, got {type(factor).__name__}")
-    if factor < 1:
-        raise UserError(f"{call}: factor must be at least 1")
+    if not isinstance(inner_split, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' values
+        raise UserTypeError(f"{call}: inner_split must be True or False")
+    if not 1 <= factor < _INT64_LIMIT:
+        raise UserError(f"{call}: factor must be at least 1, and an int64")
     position = _transformable(program, tensor, axis, call)
     schedule = program.schedule(tensor)
     program, outer = fresh_name(program, "a")

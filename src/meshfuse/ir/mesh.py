@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, cast, final, runtime_checkable
 
 from meshfuse.base.errors import UserError, UserTypeError
 
 _MESH_LETTERS = "xyz"
+_MOST_RANKS = 1 << 31
+"""Ranks are int32 in torch.distributed and NCCL."""
 
 
 @final
@@ -101,6 +103,10 @@ class DeviceMesh:
 
     def axis(self, name_or_index: str | int) -> ParallelType:
         """The mesh axis of this name, or at this position (negatives count from the last)."""
+        if not isinstance(name_or_index, str | int) or isinstance(name_or_index, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' values
+            raise UserTypeError(
+                f"axis({name_or_index!r}) on {self}: takes the name of an axis or its number"
+            )
         if isinstance(name_or_index, str):
             if name_or_index not in self.names or not name_or_index:
                 known = ", ".join(repr(name) for name in self.names if name)
@@ -170,8 +176,11 @@ def make_mesh(devices: object, names: Sequence[str] = ()) -> DeviceMesh:
         raise UserError(f"DeviceMesh({devices}): a mesh needs at least one rank")
     if min(ids) < 0:
         raise UserError(f"DeviceMesh({devices}): a rank must not be negative")
+    if max(ids) >= _MOST_RANKS:
+        raise UserError(f"DeviceMesh({devices}): a rank must be less than {_MOST_RANKS}")
     if len(set(ids)) != len(ids):
         raise UserError(f"DeviceMesh({devices}): each rank may stand once; got {ids}")
+    _check_names(devices, names)
     if names and len(names) != len(shape):
         raise UserError(
             f"DeviceMesh({devices}, names={tuple(names)}): takes one name for each axis of "
@@ -180,14 +189,28 @@ def make_mesh(devices: object, names: Sequence[str] = ()) -> DeviceMesh:
     return DeviceMesh(ids, shape, tuple(names) or ("",) * len(shape))
 
 
+def _check_names(devices: object, names: object) -> None:
+    """A list of distinct strings, of which "" is for no name."""
+    call = f"DeviceMesh({devices}, names={names!r})"
+    if not isinstance(names, Sequence) or isinstance(names, str | bytes):
+        raise UserTypeError(f"{call}: names are a list of strings, one for each axis of the mesh")
+    given: list[str] = []
+    for name in cast(Sequence[object], names):
+        if not isinstance(name, str):
+            raise UserTypeError(f"{call}: names are strings, got {name!r} among them")
+        if name and name in given:
+            raise UserError(f"{call}: the name {name!r} stands twice")
+        given.append(name)
+
+
 def _flatten(nest: object, devices: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if isinstance(nest, int) and not isinstance(nest, bool):
         return (), (nest,)
-    if not isinstance(nest, Iterable) or isinstance(nest, str):
+    if not isinstance(nest, Sequence | range) or isinstance(nest, str | bytes):
         raise UserTypeError(
             f"DeviceMesh({devices}): ranks must be integers, got {type(nest).__name__}"
         )
-    parts = [_flatten(part, devices) for part in cast(Iterable[object], nest)]
+    parts = [_flatten(part, devices) for part in cast(Sequence[object], nest)]
     if len({shape for shape, _ in parts}) > 1:
         raise UserError(f"DeviceMesh({devices}): all rows must have the same length")
     inner = parts[0][0] if parts else ()

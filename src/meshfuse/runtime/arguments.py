@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 import torch
 
 from meshfuse.base.dtypes import C_NAMES, DataType, Scalar, dtype_of_value, is_floating
-from meshfuse.base.errors import UserError
+from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.base.orders import contiguity_in_order, memory_order
 from meshfuse.expr import IntExpr, const_value
 from meshfuse.facts.layout import layout_of
@@ -70,10 +71,28 @@ def _argument_signature(value: Argument) -> TensorSignature | ScalarSignature:
     )
 
 
+def list_inputs(inputs: object) -> Sequence[object]:
+    """The inputs of one call as a list or tuple. UserTypeError where they are no list of any kind.
+
+    A tensor is none: its rows would be taken for inputs.
+    """
+    if isinstance(inputs, list | tuple):
+        return cast(Sequence[object], inputs)
+    if isinstance(inputs, torch.Tensor | str) or not isinstance(inputs, Iterable):
+        raise UserTypeError(
+            f"inputs are {inputs!r}, {type(inputs).__name__}; accepted is a list of tensors and "
+            "numbers, one for each input of the program"
+        )
+    return tuple(cast(Iterable[object], inputs))
+
+
 def flatten_inputs(inputs: Iterable[object]) -> list[Argument | complex]:
-    """Tensors and numbers out of nested lists and tuples. Raises UserError for anything else."""
+    """Tensors and numbers out of nested lists and tuples.
+
+    Raises UserTypeError where `inputs` are no list, UserError for anything else among them.
+    """
     flat: list[Argument | complex] = []
-    for value in inputs:
+    for value in list_inputs(inputs):
         if isinstance(value, list | tuple):
             flat += flatten_inputs(value)
         elif isinstance(value, torch.Tensor | bool | int | float | complex):
@@ -95,7 +114,8 @@ class ExpectedTensor:
     """A tensor input on this rank.
 
     `extents` are global, `local_extents` what one rank holds, `ranks` how many share each axis.
-    `order` and `contiguity` are the promised memory layout, slowest axis first.
+    `order` and `contiguity` are the promised memory layout, slowest axis first. `is_updated`: an
+    output is written into it.
     """
 
     name: TensorName
@@ -106,6 +126,7 @@ class ExpectedTensor:
     order: tuple[int, ...]
     contiguity: tuple[bool | None, ...]
     is_cpu: bool
+    is_updated: bool
 
     def __str__(self) -> str:
         return f"{self.name} {C_NAMES[self.dtype]}[{', '.join(map(str, self.extents))}]"
@@ -152,6 +173,7 @@ def _expected_tensor(program: Program, name: TensorName) -> ExpectedTensor:
         layout.order,
         layout.contiguity,
         definition.is_cpu,
+        any(output.alias == name for output in program.fusion.outputs),
     )
 
 
@@ -208,7 +230,21 @@ def _check_scalar(position: int, want: ExpectedScalar, value: Argument | complex
             f"Expected input {position}, {want}: Scalar value {shown} is not compatible with the "
             f"expected data type: {C_NAMES[want.dtype]}."
         )
+    if not _holds(want.dtype, value):
+        raise UserError(
+            f"Expected input {position}, {want}: {shown} does not fit into {C_NAMES[want.dtype]}"
+        )
     return float(value) if is_floating(want.dtype) else value
+
+
+def _holds(dtype: DataType, value: Scalar) -> bool:
+    """Whether an int is not too large for the type; a float rounds, to infinity if need be."""
+    if isinstance(value, float):
+        return True
+    if is_floating(dtype):
+        return abs(value) < 1 << sys.float_info.max_exp
+    limit = 1 << (31 if dtype is DataType.Int32 else 63)
+    return -limit <= value < limit
 
 
 def _fits(found: DataType, wanted: DataType) -> bool:
@@ -245,7 +281,16 @@ def _check_tensor(position: int, want: ExpectedTensor, value: Argument | complex
         )
     _check_sizes(call, want, value)
     _check_contiguity(call, want, value)
+    if want.is_updated and value.numel() and 0 in _strides_that_count(value):
+        raise UserError(
+            f"{call} a tensor whose elements lie apart, as an output is written into it, but got "
+            f"strides {list(value.stride())} for shape {list(value.shape)}; pass a clone"
+        )
     return value
+
+
+def _strides_that_count(value: torch.Tensor) -> list[int]:
+    return [stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1]
 
 
 def _check_sizes(call: str, want: ExpectedTensor, value: torch.Tensor) -> None:
