@@ -16,12 +16,12 @@ from meshfuse.host.executors import HostIrExecutor
 from meshfuse.ir.parser import parse_program
 from meshfuse.kernel.nodes import Kernel, ValueName
 from meshfuse.pipeline import compile
-from meshfuse.runtime.arguments import signature_of
+from meshfuse.runtime.arguments import Argument, signature_of
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.evaluate_kernel import evaluate_kernel
 from meshfuse.runtime.launch import BoundKernel
 
-Run = Callable[[FusionDefinition, Sequence[torch.Tensor]], list[torch.Tensor]]
+Run = Callable[[FusionDefinition, Sequence[Argument]], list[torch.Tensor]]
 
 
 class EvaluatedKernel:
@@ -59,18 +59,18 @@ class EvaluatingCompiler:
         return EvaluatedKernel(source.kernel)
 
 
-def run_compiled(fd: FusionDefinition, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def run_compiled(fd: FusionDefinition, inputs: Sequence[Argument]) -> list[torch.Tensor]:
     return fd.execute(inputs)
 
 
-def run_evaluator(fd: FusionDefinition, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def run_evaluator(fd: FusionDefinition, inputs: Sequence[Argument]) -> list[torch.Tensor]:
     compilation = compile(parse_program(repr(fd.fusion)), signature_of(inputs))
     compiler = cast(KernelCompiler, EvaluatingCompiler())
     executor = HostIrExecutor(compilation.host, compilation.sources, compiler, torch.device("cpu"))
     return executor.run(inputs, Communicator({}))
 
 
-def run_op_by_op(fd: FusionDefinition, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def run_op_by_op(fd: FusionDefinition, inputs: Sequence[Argument]) -> list[torch.Tensor]:
     compilation = compile(parse_program(repr(fd.fusion)), signature_of(inputs), kernels=False)
     executor = HostIrExecutor(compilation.host, compilation.sources, None, torch.device("cpu"))
     return executor.run(inputs, Communicator({}))

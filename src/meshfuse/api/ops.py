@@ -188,17 +188,35 @@ class Operations:
             call, arg, lambda program: build.broadcast_in_dim(program, arg.name, sizes, dims)
         )
 
+    def expand(self, arg: TensorView, shape: Sequence[int | Val]) -> TensorView:
+        """Repeat axes of extent 1 to `shape`; -1 keeps an axis, more sizes add leading axes.
+
+        Sizes that are known only when the program runs are compared then.
+        """
+        call = Call("fd.ops.expand", (arg,), {"shape": shape})
+        sizes = _sizes(call, shape)
+        return self._tensor(call, arg, lambda program: build.expand(program, arg.name, sizes))
+
     def permute(self, arg: TensorView, dims: Sequence[int]) -> TensorView:
         """Axis k of the result is axis `dims[k]` of `arg`."""
         call = Call("fd.ops.permute", (arg,), {"dims": dims})
         order = _sequence(call, "dims", dims, int)
         return self._tensor(call, arg, lambda program: build.permute(program, arg.name, order))
 
-    def squeeze(self, arg: TensorView, dims: Sequence[int]) -> TensorView:
-        """Drop axes `dims`, which must have static extent 1."""
-        call = Call("fd.ops.squeeze", (arg,), {"dims": dims})
+    def squeeze(
+        self, arg: TensorView, dims: Sequence[int], squeeze_expanded: bool = False
+    ) -> TensorView:
+        """Drop axes `dims`, which must have static extent 1.
+
+        With `squeeze_expanded` also those that `expand` repeats.
+        """
+        keywords: dict[str, Any] = {"dims": dims}
+        keywords |= {"squeeze_expanded": True} if squeeze_expanded else {}
+        call = Call("fd.ops.squeeze", (arg,), keywords)
         axes = _sequence(call, "dims", dims, int)
-        return self._tensor(call, arg, lambda program: build.squeeze(program, arg.name, axes))
+        return self._tensor(
+            call, arg, lambda program: build.squeeze(program, arg.name, axes, squeeze_expanded)
+        )
 
     def size(self, arg: TensorView, dim: int) -> Val:
         """Global extent of axis `dim`."""

@@ -141,7 +141,10 @@ class Recording:
         return handle
 
     def size_source(self, expression: IntExpr) -> str:
-        """Python for an integer in the program's sizes: symbols become sizes of inputs."""
+        """Python for an integer in the program's sizes, which become sizes of tensors."""
+        whole = self._symbol_source(str(expression))
+        if whole != str(expression):
+            return whole
 
         def replace(match: re.Match[str]) -> str:
             return self._symbol_source(match.group())

@@ -12,7 +12,7 @@ from meshfuse.api.recording import Call, Handle, Recording, source_name, to_sour
 from meshfuse.base.dtypes import DataType, Scalar, dtype_of_value
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.expr.nodes import Const, IntExpr
-from meshfuse.expr.simplify import as_expr
+from meshfuse.expr.simplify import as_expr, const
 from meshfuse.ir import build, transforms
 from meshfuse.ir.axes import AxisName, ScalarName, TensorName
 from meshfuse.ir.describe import describe
@@ -95,6 +95,13 @@ class Val(Arithmetic):
     def __init__(self, recording: Recording, operand: ScalarOperand) -> None:
         self.recording = recording
         self.operand = operand
+
+    def __floordiv__(self, other: Val | Scalar) -> Any:
+        """The quotient of two integers, truncated."""
+        return apply_function("div", (self, other))
+
+    def __rfloordiv__(self, other: Val | Scalar) -> Any:
+        return apply_function("div", (other, self))
 
     def dtype(self) -> DataType:
         match self.operand:
@@ -492,8 +499,15 @@ def _fold_sizes(function: str, values: Sequence[object]) -> IntExpr | None:
             return a * b
         case "neg", [IntExpr() as a]:
             return -a
+        case "div", [IntExpr() as a, IntExpr() as b] if _is_count(a) and _is_count(b):
+            return a // b
         case _:
             return None
+
+
+def _is_count(size: IntExpr) -> bool:
+    """Whether it is known not to be negative, so that rounding down is truncating."""
+    return size.low is not None and size.low >= 0 and size is not const(0)
 
 
 def _as_size(operand: object) -> IntExpr | None:

@@ -6,9 +6,10 @@ outputs of one expression have like axes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import singledispatch
 
+from meshfuse.expr import IntExpr
 from meshfuse.ir.axes import AxisKind, AxisName, TensorName
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.infer import is_tensor
@@ -141,6 +142,22 @@ def operand_axis_map(
         if place is not None
         and (axis.kind is not AxisKind.broadcast or target[place].kind is AxisKind.broadcast)
     }
+
+
+def meeting_extents(program: Program, expr: Expr) -> Iterator[tuple[IntExpr, IntExpr]]:
+    """Pairs of extents, of an operand and of a result, that must be one number."""
+    for out in expr.outs:
+        if not is_tensor(program, out):
+            continue
+        target = {axis.name: axis.extent for axis in program.tensor(TensorName(out)).maybe_root}
+        for position, operand in enumerate(expr.ins):
+            if is_tensor(program, operand):
+                axes = program.tensor(TensorName(str(operand))).tensor_axes
+                extents = {axis.name: axis.extent for axis in axes}
+                images = operand_axis_map(expr, program, position, TensorName(out))
+                for axis, image in images.items():
+                    if extents[axis] is not target[image]:
+                        yield extents[axis], target[image]
 
 
 def _tensor_places(program: Program, out: TensorName) -> tuple[int, ...]:

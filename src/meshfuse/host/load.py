@@ -72,7 +72,7 @@ def _split_prologue(program: HostProgram) -> tuple[tuple[Expr, ...], tuple[Node,
 def _symbols_of(program: HostProgram) -> tuple[str, ...]:
     """All that sizes are made of: of buffers and kernels, and integers that operations take."""
     sizes = [extent for buffer in program.buffers.values() for extent in buffer.shape]
-    sizes += [demand.extent for demand in program.demands]
+    sizes += [extent for demand in program.demands for extent in demand.extents]
     for node in program.body:
         if isinstance(node, Launch):
             sizes += node.sizes.values()

@@ -165,6 +165,28 @@ class Divides:
     extent: IntExpr
     tensor: TensorName
 
+    @property
+    def extents(self) -> tuple[IntExpr, ...]:
+        return (self.extent,)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Equals:
+    """Both sizes must be the same number: `cause` is the op whose operands or result have them."""
+
+    left: IntExpr
+    right: IntExpr
+    cause: str
+
+    @property
+    def extents(self) -> tuple[IntExpr, ...]:
+        return (self.left, self.right)
+
+
+Demand = Divides | Equals
+"""What must hold of the sizes of a call. `extents` are evaluated for it."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -188,7 +210,7 @@ class HostProgram:
     outputs: tuple[HostOutput, ...]
     scalars: Mapping[ScalarName, DataType]
     symbols: tuple[SizeOf, ...]
-    demands: tuple[Divides, ...]
+    demands: tuple[Demand, ...]
     buffers: Mapping[TensorName, HostBuffer]
     kernels: Mapping[KernelName, Kernel]
     body: tuple[Node, ...]

@@ -7,7 +7,9 @@ import re
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.text import TextError
 from meshfuse.host.nodes import (
+    Demand,
     Divides,
+    Equals,
     HostBuffer,
     HostOutput,
     HostProgram,
@@ -38,7 +40,7 @@ def parse_host_program(text: str) -> HostProgram:
     outputs: list[HostOutput] = []
     scalars: dict[ScalarName, DataType] = {}
     symbols: list[SizeOf] = []
-    demands: list[Divides] = []
+    demands: list[Demand] = []
     buffers: dict[TensorName, HostBuffer] = {}
     body: list[Node] = []
     for line in statement.body:
@@ -51,7 +53,7 @@ def parse_host_program(text: str) -> HostProgram:
                 scalars[name] = dtype
             case SizeOf():
                 symbols.append(line)
-            case Divides():
+            case Divides() | Equals():
                 demands.append(line)
             case BufferStatement(name, dtype, shape, order, mesh, sharded, partial):
                 buffers[name] = HostBuffer(name, dtype, shape, order, mesh, sharded, partial)

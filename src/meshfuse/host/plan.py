@@ -20,9 +20,9 @@ from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.base.trace import Work
 from meshfuse.dist.collectives import CollectiveRequest
-from meshfuse.expr import IntExpr, free_symbols
+from meshfuse.expr import IntExpr, free_symbols, is_const
 from meshfuse.expr.generate import compile_expressions
-from meshfuse.host.nodes import Divides, Evaluate, HostProgram
+from meshfuse.host.nodes import Demand, Divides, Equals, Evaluate, HostProgram
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
 from meshfuse.runtime.arguments import Argument
@@ -196,14 +196,24 @@ class Executable:
             for out in expr.outs:
                 slots[names.slots[out]] = env.values[out]
 
+    def _evaluate_sizes(self, symbols: Mapping[str, int]) -> Sequence[int]:
+        try:
+            return self._evaluate(*[symbols[name] for name in self._symbols])
+        except ZeroDivisionError:
+            given = ", ".join(f"{name} = {symbols[name]}" for name in self._symbols)
+            raise UserError(
+                f"execute: with {given} a size is divided by zero; the size that -1 stands for is "
+                "not determined where another size is 0"
+            ) from None
+
     def _make_plan(self, slots: Slots) -> Plan:
         symbols: dict[str, int] = {name: slots[i] for name, i in self._scalars}
         for size in self.program.symbols:
             shape = slots[self._names.slots[size.tensor]].shape
             symbols[size.symbol] = shape[size.axis] * size.factor
-        values = iter(self._evaluate(*[symbols[name] for name in self._symbols]))
+        values = iter(self._evaluate_sizes(symbols))
         for demand in self.program.demands:
-            _check_demand(demand, next(values))
+            _check_demand(demand, tuple(islice(values, len(demand.extents))))
         for position in self._tensors:
             wanted = tuple(islice(values, slots[position].ndim))
             _check_shape(self.program, position, slots[position].shape, wanted, symbols)
@@ -217,7 +227,7 @@ class Executable:
 
 def _expressions(program: HostProgram, steps: Sequence[Step]) -> list[IntExpr]:
     """All that a plan evaluates: demands, the inputs' sizes, what the steps need, in that order."""
-    found = [demand.extent for demand in program.demands]
+    found = [extent for demand in program.demands for extent in demand.extents]
     for name in program.inputs:
         if name in program.buffers:
             found += program.buffers[TensorName(name)].shape
@@ -226,7 +236,24 @@ def _expressions(program: HostProgram, steps: Sequence[Step]) -> list[IntExpr]:
     return found
 
 
-def _check_demand(demand: Divides, found: int) -> None:
+def _check_demand(demand: Demand, found: tuple[int, ...]) -> None:
+    match demand:
+        case Divides():
+            _check_divides(demand, found[0])
+        case Equals(left, right, cause) if found[0] != found[1]:
+            raise UserError(
+                f"execute: {cause}: sizes {_sized(left, found[0])} and {_sized(right, found[1])} "
+                "meet, and must be equal"
+            )
+        case Equals():
+            pass
+
+
+def _sized(size: IntExpr, found: int) -> str:
+    return str(found) if is_const(size) else f"{found} ({size})"
+
+
+def _check_divides(demand: Divides, found: int) -> None:
     if found % demand.divisor:
         raise Unsupported(
             f"execute: {demand.tensor} has a sharded axis of global size {found} "

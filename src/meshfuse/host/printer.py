@@ -24,7 +24,7 @@ from typing import Final, final
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.text import Block, Grammar, Out
 from meshfuse.expr import IntExpr
-from meshfuse.host.nodes import NODES, Divides, HostProgram, Node, SizeOf
+from meshfuse.host.nodes import NODES, Demand, Divides, Equals, HostProgram, Node, SizeOf
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 from meshfuse.ir.printer import (
@@ -52,7 +52,7 @@ class BufferStatement:
 
 
 HostLine = (
-    InputStatement | OutputStatement | ScalarStatement | SizeOf | Divides | BufferStatement | Node
+    InputStatement | OutputStatement | ScalarStatement | SizeOf | Demand | BufferStatement | Node
 )
 
 
@@ -72,6 +72,7 @@ HOST_GRAMMAR: Final = Grammar(
         ScalarStatement,
         SizeOf,
         Divides,
+        Equals,
         BufferStatement,
         *NODES,
         *EXPR_STATEMENTS,

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable
 
 from meshfuse.base.errors import InvariantError, Unsupported
-from meshfuse.expr import IntExpr, Symbol, const_value, free_symbols
+from meshfuse.expr import IntExpr, Symbol, const_value, free_symbols, known_equal
+from meshfuse.facts.axis_map import meeting_extents
 from meshfuse.facts.layout import layout_of
 from meshfuse.facts.sharding import (
     Digit,
@@ -16,8 +17,9 @@ from meshfuse.facts.sharding import (
     owners_of,
     sharding_of,
 )
-from meshfuse.host.nodes import Divides, HostBuffer, SizeOf
+from meshfuse.host.nodes import Divides, Equals, HostBuffer, SizeOf
 from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.ir.printer import print_expr
 from meshfuse.ir.program import Program
 from meshfuse.kernel.nodes import IndexName
 
@@ -67,6 +69,19 @@ def divisibility_demands(program: Program, tensors: Iterable[TensorName]) -> tup
             if divisor > 1 and const_value(domain.extent) is None:
                 demand = Divides(divisor, domain.extent, tensor)
                 demands.setdefault((divisor, domain.extent), demand)
+    return tuple(demands.values())
+
+
+def equality_demands(program: Program) -> tuple[Equals, ...]:
+    """What makes extents equal that meet in an axis, each said once.
+
+    What inputs have by their declaration is checked with them: concretization has made it one size.
+    """
+    demands: dict[tuple[IntExpr, IntExpr], Equals] = {}
+    for expr in program.fusion.exprs:
+        for left, right in meeting_extents(program, expr):
+            if not known_equal(left, right):
+                demands.setdefault((left, right), Equals(left, right, print_expr(expr)))
     return tuple(demands.values())
 
 

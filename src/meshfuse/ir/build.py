@@ -11,7 +11,7 @@ from meshfuse.ir.build_definitions import (
 )
 from meshfuse.ir.build_pointwise import cast, pointwise
 from meshfuse.ir.build_reduction import mean, reduction, var_mean, welford
-from meshfuse.ir.build_shape import broadcast, broadcast_in_dim, permute, set_, squeeze
+from meshfuse.ir.build_shape import broadcast, broadcast_in_dim, expand, permute, set_, squeeze
 
 __all__ = [
     "add_input",
@@ -21,6 +21,7 @@ __all__ = [
     "cast",
     "define_scalar",
     "define_tensor",
+    "expand",
     "linear",
     "literal",
     "matmul",

@@ -30,8 +30,8 @@ def reduction(
     """Reduce `dims` (all axes if None) by a row of REDUCTION_FUNCTIONS.
 
     Sums and products of Int32 and Bool are Int. `dtype` (of those only) casts before reducing. Axes
-    declared of size 1 are squeezed; a 0-dim tensor is copied. Raises UserError for dims that are empty, out of range
-    or repeated.
+    declared of size 1 are squeezed; a 0-dim tensor is copied. Raises UserError for dims that are
+    empty, out of range or repeated.
     """
     arguments = {"dims": dims, "keepdim": keepdim} | ({"dtype": dtype.value} if dtype else {})
     call = describe_call(program, function, [src], **arguments)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.base.orders import wrap_dims, wrap_permutation
-from meshfuse.expr import IntExpr, const, const_value, symbol
+from meshfuse.expr import IntExpr, const, const_value, known_equal, symbol
 from meshfuse.ir.axes import AxisKind, ScalarName, TensorName
 from meshfuse.ir.describe import describe_call
 from meshfuse.ir.infer import ONE, AxisShape, tensor_shape
@@ -58,6 +58,32 @@ def broadcast_in_dim(
     return _expand(program, aligned, wanted, call)
 
 
+def expand(
+    program: Program, src: TensorName, shape: Sequence[int | IntExpr | ScalarName]
+) -> tuple[Program, TensorName]:
+    """torch.expand: axes of size 1 repeat, -1 keeps an axis, more sizes add leading axes.
+
+    `src` itself where nothing repeats. Raises UserError for fewer sizes than axes, a size that does
+    not fit, and -1 for a new axis.
+    """
+    call = describe_call(program, "expand", [src], shape=list(shape))
+    own = tensor_shape(program, src)
+    added = len(shape) - len(own)
+    if added < 0:
+        raise UserError(f"{call}: got {len(shape)} sizes for {len(own)} axes")
+    kept = [None] * added + [extent for _, extent in own]
+    wanted: list[IntExpr] = []
+    for size, extent in zip(shape, kept, strict=True):
+        if isinstance(size, int) and size == -1:
+            if extent is None:
+                raise UserError(f"{call}: -1 keeps the size of an axis, and this one is new")
+            wanted.append(extent)
+        else:
+            wanted.append(_extent(call, size))
+    program, aligned = broadcast(program, src, [True] * added + [False] * len(own))
+    return _expand(program, aligned, wanted, call)
+
+
 def _extent(call: str, size: int | IntExpr | ScalarName) -> IntExpr:
     match size:
         case IntExpr():
@@ -88,7 +114,7 @@ def _expand(
             raise UserError(
                 f"{call}: axis {position} has size {have}; only size 1 expands to {ask}"
             )
-        axes.append((kind, extent))
+        axes.append((kind, extent if known_equal(extent, want) else want))  # equal when run
     if axes == list(tensor_shape(program, src)):
         return program, src
     program, out = new_tensor(program, program.tensor(src).dtype, axes)
@@ -103,11 +129,45 @@ def permute(program: Program, src: TensorName, dims: Sequence[int]) -> tuple[Pro
     return define(program, Permute(out, src, wrapped)), out
 
 
-def squeeze(program: Program, src: TensorName, dims: Sequence[int]) -> tuple[Program, TensorName]:
-    """Drop axes declared of size 1; a copy if `dims` is empty. Raises UserError for other axes."""
+def squeeze(
+    program: Program, src: TensorName, dims: Sequence[int], squeeze_expanded: bool = False
+) -> tuple[Program, TensorName]:
+    """Drop axes declared of size 1; a copy if `dims` is empty.
+
+    With `squeeze_expanded` also those that `expand` repeats. Raises UserError for others.
+    """
     call = describe_call(program, "squeeze", [src], dims=dims)
     wrapped = wrap_dims(dims, program.tensor(src).ndim, call)
     if not wrapped:
         return set_(program, src)
+    expanded = _expanded_axes(program, src).intersection(wrapped)
+    if expanded and not squeeze_expanded:
+        axis = min(expanded)
+        raise UserError(f"{call}: axis {axis} is expanded; pass squeeze_expanded=True to drop it")
+    if expanded:
+        return _squeeze_below_expansion(program, src, wrapped, call)
     program, out = fresh_tensor_name(program)
     return define(program, Squeeze(out, src, tuple(sorted(wrapped)))), out
+
+
+def _expanded_axes(program: Program, tensor: TensorName) -> frozenset[int]:
+    """The axes that the definition of a tensor repeats."""
+    expr = program.fusion.definition(tensor)
+    if not isinstance(expr, Expand):
+        return frozenset()
+    pairs = zip(
+        program.tensor(expr.src).tensor_axes, program.tensor(tensor).tensor_axes, strict=True
+    )
+    return frozenset(axis for axis, (had, has) in enumerate(pairs) if had.kind is not has.kind)
+
+
+def _squeeze_below_expansion(
+    program: Program, src: TensorName, dims: Sequence[int], call: str
+) -> tuple[Program, TensorName]:
+    """squeeze(expand(x))  ->  expand(squeeze(x))"""
+    expr = program.fusion.definition(src)
+    assert isinstance(expr, Expand)
+    shape = tensor_shape(program, src)
+    wanted = [extent for axis, (_, extent) in enumerate(shape) if axis not in dims]
+    program, squeezed = squeeze(program, expr.src, dims)
+    return _expand(program, squeezed, wanted, call)

@@ -116,7 +116,10 @@ class Broadcast(UnaryExpr):
 @final
 @dataclass(frozen=True, slots=True)
 class Expand(UnaryExpr):
-    """Repeat along axes that are broadcast in `src` and iteration in `out`."""
+    """Repeat along axes that are broadcast in `src` and iteration in `out`.
+
+    The other axes have the sizes that `out` says: a run checks that those are what `src` has.
+    """
 
     out: Out[TensorName]
     src: TensorName

@@ -1,13 +1,12 @@
-"""One symbol for one size: extents that meet in an axis become equal."""
+"""One size for what is one number: extents that meet in an axis become equal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from meshfuse.base.trace import Note
-from meshfuse.expr import Const, IntExpr, Symbol, const
-from meshfuse.facts.axis_map import operand_axis_map
-from meshfuse.facts.facts import tensor_outputs
+from meshfuse.expr import Const, IntExpr, IntLike, Symbol, const, free_symbols, substitute
+from meshfuse.facts.axis_map import meeting_extents
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.infer import is_tensor
 from meshfuse.ir.program import Program
@@ -17,43 +16,38 @@ from meshfuse.ir.rewrite import substitute_extents
 def concretize(program: Program) -> tuple[Program, tuple[Note, ...]]:
     """Unify the symbols of axes that meet, so that equal sizes compare equal.
 
-    T2 = add(T0, T1), T0 [i0, i1], T1 [i2, 8]  ->  i2 becomes i0, i1 becomes 8
+    T2 = add(T0, T1), T0 [i0, i1, 2*i0], T1 [i2, 8, i3]  ->  i2 becomes i0, i1 8, and i3 2*i0
 
-    A static size wins, else the symbol of a scalar, else the one that the inputs name first: what
-    is replaced is the size of an input, which a run checks. A symbol whose whole axis is bound to a
-    mesh axis is the number of ranks along it. Sizes that are no symbols are left as they are.
+    A static size wins, then the symbol of a scalar, a size made of others, and the symbol that the
+    inputs name first: what is replaced is the size of an input, which a run checks. A symbol whose
+    whole axis is bound to a mesh axis is the number of ranks along it. Other sizes that meet stay
+    as they are, and a run compares them.
     """
     parents: dict[IntExpr, IntExpr] = {}
     rank = {symbol: k for k, symbol in enumerate(_input_symbols(program))}
 
     def weight(size: IntExpr) -> int:
         if isinstance(size, Const):
-            return -2
-        return -1 if _is_scalar(program, size) else rank.get(size, len(rank))
+            return -3
+        if not isinstance(size, Symbol):
+            return -1
+        return -2 if _is_scalar(program, size) else rank.get(size, len(rank))
 
     for left, right in _meetings(program):
         kept, dropped = sorted((_find(parents, left), _find(parents, right)), key=weight)
-        if kept is not dropped and isinstance(dropped, Symbol) and not _is_scalar(program, dropped):
+        if kept is dropped or not isinstance(dropped, Symbol) or _is_scalar(program, dropped):
+            continue
+        if dropped not in free_symbols(_resolved(parents, kept)):
             parents[dropped] = kept
     if not parents:
         return program, ()
-    return substitute_extents(program, {size: _find(parents, size) for size in parents}), ()
+    return substitute_extents(program, {size: _resolved(parents, size) for size in parents}), ()
 
 
 def _meetings(program: Program) -> Iterator[tuple[IntExpr, IntExpr]]:
-    """Pairs of extents that must be equal, symbols and constants only."""
+    """Pairs of extents that must be equal."""
     for expr in program.fusion.exprs:
-        for out in tensor_outputs(program, expr):
-            target = {axis.name: axis.extent for axis in program.tensor(out).maybe_root}
-            for position, operand in enumerate(expr.ins):
-                if not is_tensor(program, operand):
-                    continue
-                axes = program.tensor(TensorName(str(operand))).tensor_axes
-                extents = {axis.name: axis.extent for axis in axes}
-                for axis, image in operand_axis_map(expr, program, position, out).items():
-                    pair = (extents[axis], target[image])
-                    if all(isinstance(size, Symbol | Const) for size in pair):
-                        yield pair
+        yield from meeting_extents(program, expr)
     for output in program.fusion.outputs:
         if output.alias is not None:
             have, want = program.tensor(output.tensor), program.tensor(output.alias)
@@ -81,7 +75,20 @@ def _input_symbols(program: Program) -> Iterator[IntExpr]:
             yield from (axis.extent for axis in program.tensor(TensorName(name)).logical)
 
 
-def _find(parents: dict[IntExpr, IntExpr], size: IntExpr) -> IntExpr:
+def _find(parents: Mapping[IntExpr, IntExpr], size: IntExpr) -> IntExpr:
     while size in parents:
         size = parents[size]
+    return size
+
+
+def _resolved(parents: Mapping[IntExpr, IntExpr], size: IntExpr) -> IntExpr:
+    """`size` in symbols that stay."""
+    size = _find(parents, size)
+    while not isinstance(size, Symbol | Const):
+        known: dict[str | IntExpr, IntLike] = {
+            symbol: _find(parents, symbol) for symbol in free_symbols(size) if symbol in parents
+        }
+        if not known:
+            break
+        size = _find(parents, substitute(size, known))
     return size

@@ -85,7 +85,7 @@ def test_operators_record_the_operations() -> None:
     fd.add_output(x > y)
     fd.add_output(x < 1)
     fd.add_output(x >= y)
-    fd.add_output(2 <= x)
+    fd.add_output(2 <= x)  # noqa: SIM300  # the reflected operator
     fd.add_output(abs(x) ** 2)
     fd.add_output(2**x)
     text = str(fd)

@@ -57,7 +57,7 @@ def test_broadcast_needs_one_false_flag_per_axis(flags: list[bool]) -> None:
         ([2, 3], [2, 3], [0, 1], "2, 3", []),
         ([1, 3], [2, 3], [0, 1], "2, 3", ["expand"]),
         ([1, 3], [0, 3], [0, -1], "0, 3", ["expand"]),
-        ([-1], [5, 7], [0], "i0, 7", ["broadcast", "expand"]),
+        ([-1], [5, 7], [0], "5, 7", ["broadcast", "expand"]),
         ([], [5], [], "5", ["broadcast", "expand"]),
         ([1], [1, 1], [0], "1, 1", ["broadcast"]),
     ],
@@ -167,8 +167,55 @@ def test_a_0_dim_tensor_has_nothing_to_squeeze() -> None:
         build.squeeze(recorder.program, x, [0])
 
 
-def test_an_expanded_axis_is_not_squeezed() -> None:
+def test_an_expanded_axis_is_squeezed_on_request() -> None:
     recorder = Recorder()
     x = recorder.add(build.broadcast_in_dim, recorder.input([3]), [2, 3], [1])
-    with pytest.raises(UserError, match="axis 0 has size 2; only axes declared of size 1 can go"):
+    with pytest.raises(UserError, match="axis 0 is expanded; pass squeeze_expanded=True"):
         build.squeeze(recorder.program, x, [0])
+    assert shape(recorder, recorder.add(build.squeeze, x, [0], True)) == "T3 f32[3]"
+    y = recorder.add(build.expand, recorder.input([1, -1, 1]), [2, -1, 5])
+    z = recorder.add(build.squeeze, y, [0], True)
+    assert shape(recorder, z).endswith("f32[i0, 5]")
+    with pytest.raises(UserError, match="axis 1 has size i0; only axes declared of size 1 can go"):
+        build.squeeze(recorder.program, y, [1], True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted", "result", "ops"),
+    [
+        ([1, 3], [2, -1], "2, 3", ["expand"]),
+        ([1, 3], [2, 3], "2, 3", ["expand"]),
+        ([1], [4, -1, 0], "", None),
+        ([3], [2, 1, 3], "2, 1, 3", ["broadcast", "expand"]),
+        ([3], [3], "3", []),
+        ([-1], [7, -1], "7, i0", ["broadcast", "expand"]),
+        ([-1], [7], "7", ["expand"]),
+        ([], [2, 3], "2, 3", ["broadcast", "expand"]),
+        ([1, 1], [1, -1], "1, 1", []),
+    ],
+)
+def test_expand(sizes: list[int], wanted: list[int], result: str, ops: list[str] | None) -> None:
+    recorder = Recorder()
+    x = recorder.input(sizes)
+    if ops is None:
+        with pytest.raises(UserError, match="-1 keeps the size of an axis, and this one is new"):
+            build.expand(recorder.program, x, wanted)
+        return
+    out = recorder.add(build.expand, x, wanted)
+    assert shape(recorder, out) == f"{out} f32[{result}]"
+    assert [line.split(" = ")[1].split("(")[0] for line in lines(recorder.program)] == ops
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ([3], r"expand\(T0 f32\[1, 3\], shape=\[3\]\): got 1 sizes for 2 axes"),
+        ([2, 4], "axis 1 has size 3; only size 1 expands to 4"),
+        ([-2, 3], "size -2 is negative"),
+    ],
+)
+def test_expand_refuses(wanted: list[int], message: str) -> None:
+    recorder = Recorder()
+    x = recorder.input([1, 3])
+    with pytest.raises(UserError, match=message):
+        build.expand(recorder.program, x, wanted)

@@ -52,6 +52,22 @@ def test_the_size_that_a_scalar_gives_is_kept() -> None:
     assert sizes(program, x) == sizes(program, total) == ["c0", "3"]
 
 
+def test_a_size_made_of_others_replaces_a_symbol() -> None:
+    program, (x, y, z) = tensor_inputs((1, -1), (-1,), (-1, -1))
+    double = build.size(program, y, 0) * 2
+    program, stretched = build.expand(program, x, [double, -1])
+    program, total = build.pointwise(program, "add", (stretched, z))
+    program, _ = concretize(program)
+    assert sizes(program, z) == sizes(program, TensorName(total)) == ["2*i1", "i0"]
+
+
+def test_a_size_is_not_replaced_by_a_multiple_of_itself() -> None:
+    program, (x,) = tensor_inputs((-1,))
+    program, longer = build.expand(program, x, [build.size(program, x, 0) * 2])
+    program, _ = concretize(program)
+    assert (sizes(program, x), sizes(program, longer)) == (["i0"], ["2*i0"])
+
+
 def test_a_program_without_meetings_is_returned_as_it_is() -> None:
     program, (x,) = tensor_inputs((-1, 3))
     program, _ = build.pointwise(program, "neg", (x,))

@@ -1,0 +1,60 @@
+"""Sizes that only a call knows: given by other tensors and by scalars, and checked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernel_paths import PATHS, Run
+from meshfuse import DataType, FusionDefinition
+
+
+@pytest.fixture(params=PATHS)
+def run(request: pytest.FixtureRequest) -> Run:
+    return PATHS[request.param]
+
+
+def test_shapes_of_sizes_and_scalars(run: Run) -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1], contiguity=True)
+        y = fd.define_tensor([-1, 1, -1], contiguity=True)
+        count = fd.define_scalar(dtype=DataType.Int)
+        fd.add_output(fd.ops.expand(x, [count, -1, y.size(2)]) * 2.0)
+        fd.add_output(fd.ops.expand(y, [-1, count + 1, x.size(1)]) + 1.0)
+        fd.add_output(fd.ops.broadcast_in_dim(x, [x.size(0), y.size(0) // 2, 3], [0, 2]))
+        fd.add_output(fd.ops.sum(fd.ops.expand(y, [y.size(0), x.size(0) * 2, 3]), [1]))
+    x_data, y_data = torch.randn(4, 3), torch.randn(6, 1, 3)
+    outputs = run(fd, [x_data, y_data, 7])
+    torch.testing.assert_close(outputs[0], x_data.expand(7, 4, 3) * 2)
+    torch.testing.assert_close(outputs[1], y_data.expand(6, 8, 3) + 1)
+    torch.testing.assert_close(outputs[2], x_data[:, None, :].expand(4, 3, 3))
+    torch.testing.assert_close(outputs[3], y_data[:, 0, :] * 8)
+
+
+def test_sizes_that_do_not_fit_are_reported_before_anything_runs(run: Run) -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1], contiguity=True)
+        y = fd.define_tensor([-1], contiguity=True)
+        count = fd.define_scalar(dtype=DataType.Int)
+        fd.add_output(fd.ops.expand(x, [count, 6]))
+        fd.add_output(fd.ops.broadcast_in_dim(x, [count, 5, y.size(0) * 2], [0, 2]))
+    with pytest.raises(RuntimeError, match=r"input 0, T0, to be of size 6 on axis 1"):
+        run(fd, [torch.ones(4, 5), torch.ones(3), 4])
+    with pytest.raises(RuntimeError, match=r"input 0, T0, to be of size 3 on axis 0"):
+        run(fd, [torch.ones(4, 6), torch.ones(3), 3])
+    with pytest.raises(RuntimeError, match=r"T\d+ = expand\(T\d+\): sizes 6 and 8 \(2\*i\d\) meet"):
+        run(fd, [torch.ones(4, 6), torch.ones(4), 4])
+
+
+def test_tensors_whose_sizes_are_multiples_meet(run: Run) -> None:
+    """[n, 1] stretched to [n, 2m] meets [n, k]: k must be 2m."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 1], contiguity=True)
+        m = fd.define_tensor([-1], contiguity=True)
+        y = fd.define_tensor([-1, -1], contiguity=True)
+        fd.add_output(fd.ops.expand(x, [-1, m.size(0) * 2]) + y)
+    x_data, y_data = torch.randn(4, 1), torch.randn(4, 6)
+    [result] = run(fd, [x_data, torch.ones(3), y_data])
+    torch.testing.assert_close(result, x_data + y_data)
+    with pytest.raises(RuntimeError, match="of size 6 on axis 1"):
+        run(fd, [x_data, torch.ones(3), torch.randn(4, 5)])
