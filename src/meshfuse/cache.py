@@ -16,7 +16,7 @@ from meshfuse.base.trace import Activity, Trace
 from meshfuse.host.executors import WHOLE_PROGRAM, HostIrExecutor
 from meshfuse.ir.printer import print_program
 from meshfuse.ir.program import Program
-from meshfuse.pipeline import Compilation, compile, compile_scheduled
+from meshfuse.pipeline import USER, Compilation, compile, compile_scheduled, compile_segment
 from meshfuse.runtime.arguments import Signature
 from meshfuse.runtime.compile import KernelCompiler, find_compiler
 from meshfuse.runtime.executors import ExecutorIds
@@ -30,14 +30,15 @@ KERNEL_DEVICES = ("cpu",)
 class CacheKey:
     """What compiled code depends on.
 
-    `program` is a fingerprint. `is_scheduled`: it is one kernel, as its user scheduled it.
+    `program` is a fingerprint. `scheduler`: "" for a program that is cut into segments, USER for
+    one kernel as its user scheduled it, else who has taken the program, which is one segment.
     """
 
     program: str
     signature: Signature
     options: Options
     device: str
-    is_scheduled: bool = False
+    scheduler: str = ""
 
 
 @final
@@ -61,6 +62,14 @@ class CacheStatistics:
 def fingerprint(program: Program) -> str:
     """A hash of the program's text: equal programs, equal fingerprints, in every process."""
     return blake2b(print_program(program).encode(), digest_size=16).hexdigest()
+
+
+def _translate(program: Program, key: CacheKey, kernels: bool) -> Compilation:
+    if not key.scheduler:
+        return compile(program, key.signature, kernels=kernels)
+    if key.scheduler == USER:
+        return compile_scheduled(program, key.signature, kernels=kernels)
+    return compile_segment(program, key.scheduler, key.signature, kernels=kernels)
 
 
 @final
@@ -104,17 +113,16 @@ class FusionCache:
         device: torch.device,
         options: Options,
         *,
-        is_scheduled: bool = False,
+        scheduler: str = "",
         trace: Trace | None = None,
     ) -> CompiledProgram:
         """The program compiled for arguments of this signature, now or before.
 
-        `key` is the program's fingerprint, which callers keep. `is_scheduled`: the program is one
-        kernel, as its user scheduled it. Compiling is a span of `trace`. Sizes are no part of the
-        signature: others reuse what was compiled. Raises what `pipeline.compile` does; a failure is
-        not kept.
+        `key` is the program's fingerprint, which callers keep; for `scheduler` see CacheKey.
+        Compiling is a span of `trace`. Sizes are no part of the signature: others reuse what was
+        compiled. Raises what `pipeline.compile` does; a failure is not kept.
         """
-        wanted = CacheKey(key, signature, options, str(device), is_scheduled)
+        wanted = CacheKey(key, signature, options, str(device), scheduler)
         with self._lock:
             promised = self._entries.get(wanted)
             if promised is None:
@@ -145,8 +153,7 @@ class FusionCache:
             with trace.span(Activity.compile, WHOLE_PROGRAM):
                 return self._compile(program, key, device, None)
         compiler = self._compiler_for(device)
-        translate = compile_scheduled if key.is_scheduled else compile
-        compilation = translate(program, key.signature, kernels=compiler is not None)
+        compilation = _translate(program, key, kernels=compiler is not None)
         executor = HostIrExecutor(
             compilation.host,
             compilation.sources,

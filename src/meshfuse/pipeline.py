@@ -39,6 +39,9 @@ from meshfuse.schedulers.registry import accepts, refusals_of, schedule
 from meshfuse.segment.segment import Answer, segment
 from meshfuse.segment.segments import Segment, SegmentedProgram
 
+USER = "user"
+"""The scheduler of a program that its user scheduled as one kernel."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,20 @@ def compile(program: Program, signature: Signature, *, kernels: bool = True) -> 
     beyond this version, naming tensor and stage.
     """
     prepared, notes = run_passes(program)
-    segmented = segment(prepared, _accepts_locally)
+    return _compile_segments(segment(prepared, _accepts_locally), notes, signature, kernels)
+
+
+def compile_segment(
+    program: Program, scheduler: str, signature: Signature, *, kernels: bool = True
+) -> Compilation:
+    """Compile one segment of a program by itself; `scheduler` has taken it. Raises as `compile`."""
+    segmented = SegmentedProgram(program, (Segment("S0", program, scheduler),))
+    return _compile_segments(segmented, (), signature, kernels)
+
+
+def _compile_segments(
+    segmented: SegmentedProgram, notes: tuple[Note, ...], signature: Signature, kernels: bool
+) -> Compilation:
     lowered: dict[str, LoweredKernel] = {}
     sources: dict[KernelName, KernelSource] = {}
     loops: dict[KernelName, Program] = {}
@@ -79,7 +95,7 @@ def compile(program: Program, signature: Signature, *, kernels: bool = True) -> 
         if not kernels:
             notes += (_op_by_op(part, "there is no compiler for this device"),)
             continue
-        scheduled, kernel = _lower_segment(prepared, part, signature)
+        scheduled, kernel = _lower_segment(segmented.program, part, signature)
         loops[KernelName(part.name)] = scheduled
         lowered[part.name] = kernel
         sources[KernelName(part.name)] = print_cpp(kernel.kernel)
@@ -107,7 +123,7 @@ def compile_scheduled(
     if refusal is not None:
         raise Unsupported(f"a program with a schedule of its user's is one kernel: {refusal}")
     program = place_locally(program if kernels else join_reductions(program)[0])
-    part = Segment("S0", program, "user")
+    part = Segment("S0", program, USER)
     segmented = SegmentedProgram(program, (part,))
     if not kernels:
         notes = (_op_by_op(part, "there is no compiler for this device"),)

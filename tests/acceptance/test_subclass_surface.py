@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import meshfuse
-from meshfuse import DistributedTensor, FusionCache, FusionDefinition, ParallelType
-from meshfuse.multidevice import DeviceMesh, Sharding, simulate
+from gloo_run import run_ranks
+from meshfuse import DistributedTensor, FusionCache, FusionDefinition, ParallelType, TensorView
+from meshfuse.multidevice import DeviceMesh, Sharding, shard_tensor, simulate
+from sharded_cases import CASES
 
 X = torch.arange(12.0).reshape(3, 4)
 MESH_X = ParallelType.mesh_x
@@ -322,6 +324,28 @@ def test_segments_run_one_by_one(nothing_compiled: None) -> None:
     assert [k.name for k in fd.profile().kernel_profiles] == ["S0", "linear T3", "S2"]
     torch.testing.assert_close(fd.segments[0].execute([X])[0], X.exp())
     assert repr(fd.segments[1]).startswith("# S1: expr_eval\nprogram")
+
+
+def run_in_segments(rank: int, size: int, name: str) -> list[tuple[bool, bool]]:
+    """For each output, whether segments give what the whole program gives, and is sharded alike."""
+    built = CASES[name](size)
+    sharded = zip(built.inputs, built.fd.fusion.inputs(), strict=True)
+    inputs = [shard_tensor(x, tv) for x, tv in sharded if isinstance(tv, TensorView)]
+    whole = built.fd.execute(inputs)
+    built.fd.segment(inputs)
+    parts = built.fd.execute(inputs)
+    results: list[tuple[bool, bool]] = []
+    for a, b in zip(whole, parts, strict=True):
+        assert isinstance(a, DistributedTensor)
+        assert isinstance(b, DistributedTensor)
+        results.append((torch.equal(a.local, b.local), str(a.sharding) == str(b.sharding)))
+    return results
+
+
+def test_segments_run_one_by_one_on_a_mesh() -> None:
+    """Between them lie partial results, one of them copied by a segment of its own."""
+    expected = [(True, True)]
+    assert run_ranks(run_in_segments, 2, "sequence_parallel_mlp") == [expected, expected]
 
 
 def test_updates_in_place_have_no_segments() -> None:

@@ -35,7 +35,7 @@ from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.host.executors import run_executable
 from meshfuse.host.nodes import Communicate, HostProgram
-from meshfuse.pipeline import Compilation
+from meshfuse.pipeline import USER, Compilation
 from meshfuse.runtime.arguments import (
     Argument,
     Signature,
@@ -87,6 +87,7 @@ class FusionExecutorCache:
         "_prepared",
         "_profile",
         "_recording",
+        "_scheduler",
         "_user_schedules",
         "_warned",
         "fusion_id",
@@ -98,8 +99,13 @@ class FusionExecutorCache:
         fusion_id: int = 0,
         auto_schedule: bool = True,
         schedule: Callable[[], None] | None = None,
+        scheduler: str = "",
     ) -> None:
-        """`schedule`, if given, schedules the program as one kernel: see UserSchedules."""
+        """`schedule`, if given, schedules the program as one kernel: see UserSchedules.
+
+        `scheduler`, if given, has taken the program, which is one segment of another.
+        """
+        self._scheduler = scheduler
         self.fusion_id = fusion_id
         self._recording = fusion.recording
         self._frozen: FrozenProgram | None = None
@@ -401,7 +407,7 @@ class FusionExecutorCache:
             key.signature,
             device,
             key.options,
-            is_scheduled=key.is_scheduled,
+            scheduler=USER if key.is_scheduled else self._scheduler,
             trace=trace,
         )
         prepared = prepare(compiled)

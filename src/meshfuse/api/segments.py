@@ -14,6 +14,7 @@ from meshfuse.api.fusion_view import FusionView
 from meshfuse.api.profiling import FusionProfile, merge_profiles
 from meshfuse.api.recording import Recording
 from meshfuse.base.errors import Unsupported, UserError
+from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.ir.printer import print_program
 from meshfuse.ir.program import Program
 from meshfuse.runtime.arguments import Argument, flatten_inputs
@@ -61,7 +62,7 @@ def _definition_segment(part: Segment) -> DefinitionSegment:
     recording = Recording()
     recording.program = part.program
     recording.frozen = True
-    fec = FusionExecutorCache(FusionView(recording))
+    fec = FusionExecutorCache(FusionView(recording), scheduler=part.scheduler)
     return DefinitionSegment(part.name, part.scheduler, part.program, fec)
 
 
@@ -78,18 +79,20 @@ def run_segments(
     if len(flat) != len(names):
         raise UserError(f"expected {len(names)} inputs ({', '.join(names)}), but got {len(flat)}")
     values: dict[str, Argument | complex] = dict(zip(names, flat, strict=True))
+    results = {name: v for name, v in values.items() if isinstance(v, torch.Tensor)}
     profiles: list[FusionProfile] = []
     for segment in segments:
         fusion = segment.program.fusion
         made = segment.execute(
             [values[name] for name in fusion.inputs], device=device, profile=profile
         )
-        values.update(zip((output.tensor for output in fusion.outputs), made, strict=True))
+        for output, value in zip(fusion.outputs, made, strict=True):
+            values[output.tensor] = value.local if isinstance(value, DistributedTensor) else value
+            results[output.tensor] = value
         if profile:
             profiles.append(_named(segment.fec.profile(), segment.name))
-    results = [values[output.tensor] for output in whole.fusion.outputs]
-    tensors = [value for value in results if isinstance(value, torch.Tensor)]
-    return tensors, merge_profiles(profiles) if profile else None
+    outputs = [results[output.tensor] for output in whole.fusion.outputs]
+    return outputs, merge_profiles(profiles) if profile else None
 
 
 def _named(profile: FusionProfile, segment: str) -> FusionProfile:

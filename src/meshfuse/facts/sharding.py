@@ -267,6 +267,9 @@ def _unmerge(digits: Digits, outer: IterDomain, inner: IterDomain) -> tuple[Digi
 
 # The reduction behind a partial tensor.
 
+UNSAID = "unsaid"
+"""In place of the reduction, in a segment that only copies partial results of another."""
+
 
 @singledispatch
 def reduction_function(expr: Expr) -> str | None:
@@ -290,8 +293,22 @@ def _(expr: Linear | MatMul) -> str | None:
 def _reduction_behind(program: Program, tensor: TensorName) -> str:
     expr = program.fusion.definition(tensor)
     while isinstance(expr, Set):
-        expr = program.fusion.definition(expr.src)
-    function = None if expr is None else reduction_function(expr)
+        tensor = expr.src
+        expr = program.fusion.definition(tensor)
+    if expr is None:
+        return _reduction_ahead(program, tensor)
+    function = reduction_function(expr)
     if function is None:
         raise InvariantError(f"{tensor} has a partial axis but {expr} makes no partial results")
     return function
+
+
+def _reduction_ahead(program: Program, tensor: TensorName) -> str:
+    """Of the input of a segment, what made it standing in another: who combines it says how."""
+    names = {tensor}
+    for expr in program.fusion.exprs:
+        if names.intersection(expr.ins):
+            if isinstance(expr, AllReduce | ReduceScatter):
+                return expr.function
+            names.update(TensorName(out) for out in expr.outs if isinstance(expr, Set))
+    return UNSAID
