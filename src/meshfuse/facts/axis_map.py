@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import singledispatch
 
-from meshfuse.expr import IntExpr
+from meshfuse.expr.nodes import IntExpr
 from meshfuse.ir.axes import AxisKind, AxisName, TensorName
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.infer import is_tensor
@@ -144,20 +144,26 @@ def operand_axis_map(
     }
 
 
-def meeting_extents(program: Program, expr: Expr) -> Iterator[tuple[IntExpr, IntExpr]]:
-    """Pairs of extents, of an operand and of a result, that must be one number."""
-    for out in expr.outs:
-        if not is_tensor(program, out):
-            continue
-        target = {axis.name: axis.extent for axis in program.tensor(TensorName(out)).maybe_root}
-        for position, operand in enumerate(expr.ins):
-            if is_tensor(program, operand):
+def meeting_extents(program: Program) -> Iterator[tuple[TensorName, IntExpr, IntExpr]]:
+    """What must be equal: a tensor, the extent of one of its (root) axes, and an operand's there.
+
+    For an output that goes into an input: that input's, too.
+    """
+    for expr in program.fusion.exprs:
+        for out in (TensorName(name) for name in expr.outs if name in program.fusion.tensors):
+            target = {axis.name: axis.extent for axis in program.tensor(out).maybe_root}
+            for position, operand in enumerate(expr.ins):
+                if not is_tensor(program, operand):
+                    continue
                 axes = program.tensor(TensorName(str(operand))).tensor_axes
                 extents = {axis.name: axis.extent for axis in axes}
-                images = operand_axis_map(expr, program, position, TensorName(out))
-                for axis, image in images.items():
-                    if extents[axis] is not target[image]:
-                        yield extents[axis], target[image]
+                for axis, image in operand_axis_map(expr, program, position, out).items():
+                    yield out, target[image], extents[axis]
+    for output in program.fusion.outputs:
+        if output.alias is not None:
+            have, want = program.tensor(output.tensor), program.tensor(output.alias)
+            for ours, theirs in zip(have.tensor_axes, want.tensor_axes, strict=True):
+                yield output.tensor, theirs.extent, ours.extent
 
 
 def _tensor_places(program: Program, out: TensorName) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from meshfuse.host.sizes import (
     buffer_of,
     check_symbols,
     divisibility_demands,
-    equality_demands,
+    size_demands,
     size_symbols,
 )
 from meshfuse.host.uses import names_defined, names_needed
@@ -77,7 +77,7 @@ def lower_to_host(segmented: SegmentedProgram, kernels: Mapping[str, LoweredKern
         outputs=outputs,
         scalars={name: value.dtype for name, value in fusion.scalars.items()},
         symbols=symbols,
-        demands=(*equality_demands(program), *divisibility_demands(program, fusion.tensors)),
+        demands=(*size_demands(program), *divisibility_demands(program, fusion.tensors)),
         buffers=buffers,
         kernels=launched,
         body=tuple(with_frees(body, kept)),

@@ -173,19 +173,32 @@ class Divides:
 @final
 @dataclass(frozen=True, slots=True)
 class Equals:
-    """Both sizes must be the same number: `cause` is the op whose operands or result have them."""
+    """`extent`, of an axis of `tensor`, must be `other`: an operand has that where they meet."""
 
-    left: IntExpr
-    right: IntExpr
-    cause: str
+    extent: IntExpr
+    other: IntExpr
+    tensor: TensorName
 
     @property
     def extents(self) -> tuple[IntExpr, ...]:
-        return (self.left, self.right)
+        return (self.extent, self.other)
 
 
-Demand = Divides | Equals
-"""What must hold of the sizes of a call. `extents` are evaluated for it."""
+@final
+@dataclass(frozen=True, slots=True)
+class NotNegative:
+    """`extent`, of an axis of `tensor`, must be 0 or more: numbers that users pass are in it."""
+
+    extent: IntExpr
+    tensor: TensorName
+
+    @property
+    def extents(self) -> tuple[IntExpr, ...]:
+        return (self.extent,)
+
+
+Demand = Divides | Equals | NotNegative
+"""What sizes must be at each call. `extents` are the expressions that it speaks of."""
 
 
 @final

@@ -15,6 +15,7 @@ from meshfuse.host.nodes import (
     HostProgram,
     KernelName,
     Node,
+    NotNegative,
     SizeOf,
 )
 from meshfuse.host.printer import HOST_GRAMMAR, BufferStatement, HostStatement
@@ -53,7 +54,7 @@ def parse_host_program(text: str) -> HostProgram:
                 scalars[name] = dtype
             case SizeOf():
                 symbols.append(line)
-            case Divides() | Equals():
+            case Divides() | Equals() | NotNegative():
                 demands.append(line)
             case BufferStatement(name, dtype, shape, order, mesh, sharded, partial):
                 buffers[name] = HostBuffer(name, dtype, shape, order, mesh, sharded, partial)

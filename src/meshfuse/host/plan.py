@@ -22,7 +22,14 @@ from meshfuse.base.trace import Work
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.expr import IntExpr, free_symbols, is_const
 from meshfuse.expr.generate import compile_expressions
-from meshfuse.host.nodes import Demand, Divides, Equals, Evaluate, HostProgram
+from meshfuse.host.nodes import (
+    Demand,
+    Divides,
+    Equals,
+    Evaluate,
+    HostProgram,
+    NotNegative,
+)
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
 from meshfuse.runtime.arguments import Argument
@@ -236,30 +243,29 @@ def _expressions(program: HostProgram, steps: Sequence[Step]) -> list[IntExpr]:
     return found
 
 
-def _check_demand(demand: Demand, found: tuple[int, ...]) -> None:
+def _check_demand(demand: Demand, found: Sequence[int]) -> None:
     match demand:
-        case Divides():
-            _check_divides(demand, found[0])
-        case Equals(left, right, cause) if found[0] != found[1]:
-            raise UserError(
-                f"execute: {cause}: sizes {_sized(left, found[0])} and {_sized(right, found[1])} "
-                "meet, and must be equal"
+        case Divides(divisor, extent, tensor) if found[0] % divisor:
+            raise Unsupported(
+                f"execute: {tensor} has a sharded axis of global size {found[0]} ({extent}), which "
+                f"{divisor} ranks cannot share in equal blocks; the size must be a multiple of "
+                f"{divisor}"
             )
-        case Equals():
-            pass
+        case Equals(extent, other, tensor) if found[0] != found[1]:
+            raise UserError(
+                f"execute: on an axis of {tensor} meet the sizes {_sized(extent, found[0])} and "
+                f"{_sized(other, found[1])}, which must be equal"
+            )
+        case NotNegative(extent, tensor) if found[0] < 0:
+            raise UserError(
+                f"execute: an axis of {tensor} has size {found[0]} ({extent}); a size is 0 or more"
+            )
+        case _:
+            return
 
 
 def _sized(size: IntExpr, found: int) -> str:
     return str(found) if is_const(size) else f"{found} ({size})"
-
-
-def _check_divides(demand: Divides, found: int) -> None:
-    if found % demand.divisor:
-        raise Unsupported(
-            f"execute: {demand.tensor} has a sharded axis of global size {found} "
-            f"({demand.extent}), which {demand.divisor} ranks cannot share in equal blocks; "
-            f"the size must be a multiple of {demand.divisor}"
-        )
 
 
 def _check_shape(

@@ -24,7 +24,16 @@ from typing import Final, final
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.text import Block, Grammar, Out
 from meshfuse.expr import IntExpr
-from meshfuse.host.nodes import NODES, Demand, Divides, Equals, HostProgram, Node, SizeOf
+from meshfuse.host.nodes import (
+    NODES,
+    Demand,
+    Divides,
+    Equals,
+    HostProgram,
+    Node,
+    NotNegative,
+    SizeOf,
+)
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 from meshfuse.ir.printer import (
@@ -73,6 +82,7 @@ HOST_GRAMMAR: Final = Grammar(
         SizeOf,
         Divides,
         Equals,
+        NotNegative,
         BufferStatement,
         *NODES,
         *EXPR_STATEMENTS,

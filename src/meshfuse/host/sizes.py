@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from meshfuse.base.errors import InvariantError, Unsupported
-from meshfuse.expr import IntExpr, Symbol, const_value, free_symbols, known_equal
+from meshfuse.expr import IntExpr, Symbol, const_value, free_symbols
+from meshfuse.expr.bounds import is_nonnegative
 from meshfuse.facts.axis_map import meeting_extents
 from meshfuse.facts.layout import layout_of
 from meshfuse.facts.sharding import (
@@ -17,9 +18,8 @@ from meshfuse.facts.sharding import (
     owners_of,
     sharding_of,
 )
-from meshfuse.host.nodes import Divides, Equals, HostBuffer, SizeOf
+from meshfuse.host.nodes import Divides, Equals, HostBuffer, NotNegative, SizeOf
 from meshfuse.ir.axes import ScalarName, TensorName
-from meshfuse.ir.printer import print_expr
 from meshfuse.ir.program import Program
 from meshfuse.kernel.nodes import IndexName
 
@@ -72,17 +72,26 @@ def divisibility_demands(program: Program, tensors: Iterable[TensorName]) -> tup
     return tuple(demands.values())
 
 
-def equality_demands(program: Program) -> tuple[Equals, ...]:
-    """What makes extents equal that meet in an axis, each said once.
-
-    What inputs have by their declaration is checked with them: concretization has made it one size.
-    """
-    demands: dict[tuple[IntExpr, IntExpr], Equals] = {}
-    for expr in program.fusion.exprs:
-        for left, right in meeting_extents(program, expr):
-            if not known_equal(left, right):
-                demands.setdefault((left, right), Equals(left, right, print_expr(expr)))
+def size_demands(program: Program) -> tuple[Equals | NotNegative, ...]:
+    """What sizes must be for operations to make sense, where that is known only when run."""
+    demands: dict[tuple[IntExpr, ...], Equals | NotNegative] = {}
+    for tensor, extent, other in meeting_extents(program):
+        if extent is not other:
+            demands.setdefault((extent, other), Equals(extent, other, tensor))
+    for name, definition in program.fusion.tensors.items():
+        for axis in definition.logical:
+            for extent in _doubtful(program, axis.extent):
+                demands.setdefault((extent,), NotNegative(extent, name))
     return tuple(demands.values())
+
+
+def _doubtful(program: Program, extent: IntExpr) -> Iterator[IntExpr]:
+    """What must not be negative for `extent` to be a size: scalars in it, and a difference."""
+    for symbol in free_symbols(extent):
+        if ScalarName(symbol.name) in program.fusion.scalars:
+            yield symbol
+    if not is_nonnegative(extent):
+        yield extent
 
 
 def check_symbols(buffers: Iterable[HostBuffer], known: Iterable[str]) -> None:

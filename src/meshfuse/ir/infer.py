@@ -236,15 +236,12 @@ def _(expr: Expand, program: Program) -> tuple[Result, ...]:
     src, out = tensor_shape(program, expr.src), tensor_shape(program, expr.out)
     if len(src) != len(out):
         raise UserError(f"expand of {len(src)} axes to {len(out)}")
-    call = describe_call(program, "expand", [expr.src], shape=[str(size) for _, size in out])
+    axes: list[AxisShape] = []
     for had, wanted in zip(src, out, strict=True):
         if had[0] is not AxisKind.broadcast:
-            meet_extents(call, had[1], wanted[1])
-    axes = tuple(
-        wanted if had[0] is AxisKind.broadcast else (had[0], wanted[1])
-        for had, wanted in zip(src, out, strict=True)
-    )
-    return (Result(program.tensor(expr.src).dtype, axes),)
+            meet_extents("expand", had[1], wanted[1])
+        axes.append(wanted if had[0] in (AxisKind.broadcast, wanted[0]) else had)
+    return (Result(program.tensor(expr.src).dtype, tuple(axes)),)
 
 
 @infer.register

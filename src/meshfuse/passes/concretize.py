@@ -46,13 +46,8 @@ def concretize(program: Program) -> tuple[Program, tuple[Note, ...]]:
 
 def _meetings(program: Program) -> Iterator[tuple[IntExpr, IntExpr]]:
     """Pairs of extents that must be equal."""
-    for expr in program.fusion.exprs:
-        yield from meeting_extents(program, expr)
-    for output in program.fusion.outputs:
-        if output.alias is not None:
-            have, want = program.tensor(output.tensor), program.tensor(output.alias)
-            for ours, theirs in zip(have.tensor_axes, want.tensor_axes, strict=True):
-                yield ours.extent, theirs.extent
+    for _, extent, other in meeting_extents(program):
+        yield other, extent
     yield from _whole_axes_on_a_mesh(program)
 
 
