@@ -353,14 +353,30 @@ class FusionDefinition:
         equal to nothing), else with the program evaluated op by op (UserError, NaN being NaN). How
         closely depends on types and on how much is reduced: see get_val_tolerances.
         """
-        inputs = list(inputs)
-        before = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+        before, inputs = _copies(inputs)
         outputs = self.execute(inputs, device=device, **options)
-        if reference_outputs is None:
-            validate_with_auto_inferred_outputs(self.fusion, outputs, before)
-        else:
-            validate_against(self.fusion, outputs, reference_outputs, before)
+        self._check_outputs(outputs, reference_outputs, before)
         return outputs
+
+    def manual_validate(
+        self, inputs: Iterable[Any], reference_outputs: Sequence[torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
+        """As `validate`, by `manual_execute`."""
+        before, inputs = _copies(inputs)
+        outputs = self.manual_execute(inputs)
+        self._check_outputs(outputs, reference_outputs, before)
+        return outputs
+
+    def _check_outputs(
+        self,
+        outputs: Sequence[torch.Tensor],
+        references: Sequence[torch.Tensor] | None,
+        inputs: Sequence[Any],
+    ) -> None:
+        if references is None:
+            validate_with_auto_inferred_outputs(self.fusion, outputs, inputs)
+        else:
+            validate_against(self.fusion, outputs, references, inputs)
 
     def segment(self, inputs: Iterable[Any]) -> None:
         """Cut the program, for inputs like these, into `segments`: what one executor runs each.
@@ -414,3 +430,9 @@ class FusionDefinition:
 def _as_input(built: tuple[Program, Any]) -> tuple[Program, tuple[str]]:
     program, name = built
     return build.add_input(program, name), (name,)
+
+
+def _copies(inputs: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """Copies of the tensors among `inputs`, which a call may write to, and `inputs` as a list."""
+    given = list(inputs)
+    return [v.clone() if isinstance(v, torch.Tensor) else v for v in given], given

@@ -109,3 +109,10 @@ def test_a_mesh_needs_references() -> None:
     with pytest.raises(RuntimeError, match=r"T0 lies on .*; pass reference_outputs"):
         fd.validate([X])
     fd.validate([X], [-X])
+
+
+def test_a_kernel_scheduled_by_hand_is_validated() -> None:
+    fd = sums([1])
+    assert torch.equal(fd.manual_validate([X])[0], fd.manual_execute([X])[0])
+    with pytest.raises(AssertionError, match="output 0 differs by up to 1"):
+        fd.manual_validate([X], [X.sum(1) + 1])
