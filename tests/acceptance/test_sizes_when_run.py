@@ -58,3 +58,15 @@ def test_tensors_whose_sizes_are_multiples_meet(run: Run) -> None:
     torch.testing.assert_close(result, x_data + y_data)
     with pytest.raises(RuntimeError, match="of size 6 on axis 1"):
         run(fd, [x_data, torch.ones(3), torch.randn(4, 5)])
+
+
+def test_a_number_that_is_no_size(run: Run) -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1])
+        count = fd.define_scalar(DataType.Int)
+        fd.add_output(fd.ops.broadcast_in_dim(x, [count, fd.ops.size(x, 0)], [1]))
+    data = torch.arange(3.0)
+    for size in (2, 0):
+        assert torch.equal(run(fd, [data, size])[0], data.expand(size, 3))
+    with pytest.raises(RuntimeError, match=r"an axis of T\d has size -1 \(c0\); a size is 0 or"):
+        run(fd, [data, -1])

@@ -216,16 +216,15 @@ def _lower_outputs(
 ) -> tuple[tuple[HostOutput, ...], tuple[Evaluate, ...]]:
     """The outputs' buffers, and the copies at the end that update inputs in place.
 
-    A returned tensor that an update also writes is that input. One that may share an updated
-    input's memory is copied first: it keeps the value from before.
+    A returned tensor that an update also writes is that input. One that is an updated input, or may
+    share its memory, is copied first: it keeps the value from before.
     """
     outputs = program.fusion.outputs
     updates = {o.tensor: o.alias for o in outputs if o.alias is not None}
     saved: dict[TensorName, Evaluate] = {}
 
     def lasting(tensor: TensorName) -> TensorName:
-        root = _memory_root(facts, tensor)
-        if root == tensor or root not in updates.values():
+        if _memory_root(facts, tensor) not in updates.values():
             return tensor
         copy = TensorName(f"{tensor}{_SAVED}")
         saved[copy] = Evaluate(body=(Set(copy, tensor),))

@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from meshfuse.base.errors import CommunicationError
+from meshfuse.base.errors import CommunicationError, UserError
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.simulated import SimulatedTransport
 from meshfuse.host.plan import AwaitWork, Executable, Post
@@ -32,9 +32,11 @@ def simulate(
 ) -> dict[int, list[torch.Tensor]]:
     """Run one executable per rank, each on its own inputs, and return the visible outputs by rank.
 
-    Raises CommunicationError if ranks disagree, or if none can go on: then it lists what each waits
-    for. Otherwise what `interpret` raises.
+    Raises UserError for inputs that give ranks different global sizes, CommunicationError if ranks
+    disagree otherwise, or if none can go on: then it lists what each waits for; and what
+    `interpret` raises.
     """
+    _check_sizes(executables, inputs)
     transport = SimulatedTransport()
     ranks = {
         rank: _Rank(interpret(executable, inputs[rank]), {})
@@ -46,6 +48,29 @@ def simulate(
             if not any(moved):
                 raise _deadlock(transport, ranks)
     return {rank: state.outputs or [] for rank, state in ranks.items()}
+
+
+def _check_sizes(
+    executables: Mapping[int, Executable], inputs: Mapping[int, Sequence[Argument]]
+) -> None:
+    """Law L11: ranks agree on what communication depends on."""
+    seen: dict[str, tuple[int, int]] = {}
+    for rank, executable in executables.items():
+        if executable.is_outside:
+            continue
+        program = executable.program
+        named = dict(zip(program.inputs, inputs[rank], strict=True))
+        for size in program.symbols:
+            tensor = named[size.tensor]
+            assert isinstance(tensor, torch.Tensor)
+            found = tensor.shape[size.axis] * size.factor
+            other, wanted = seen.setdefault(size.symbol, (rank, found))
+            if found != wanted:
+                raise UserError(
+                    f"ranks {other} and {rank} disagree on the global size {size.symbol}, axis "
+                    f"{size.axis} of {size.tensor}: {wanted} and {found}; together their inputs "
+                    "must make one tensor in equal blocks"
+                )
 
 
 def _advance(transport: SimulatedTransport, rank: int, state: _Rank) -> bool:
