@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from gloo_run import run_ranks
 from meshfuse import TensorView
 from meshfuse.multidevice import shard_tensor
-
-from gloo_run import run_ranks
 from sharded_cases import CASES, check_outputs
 
 RANKS = 2

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,7 +25,9 @@ import torch.distributed as dist
 
 from meshfuse.base import optional
 from meshfuse.base.errors import CommunicationError, InvariantError, UserError
+from meshfuse.base.options import options_from_environment
 from meshfuse.dist import collectives
+from meshfuse.dist.agreement import CommunicationSequence, compare_sequences
 from meshfuse.dist.board import Board, publish_identity
 from meshfuse.dist.collectives import CollectiveRequest, Posting
 from meshfuse.dist.deadlines import Deadline, await_arrival, read_timeout
@@ -67,6 +70,8 @@ class _Attachment:
     store: dist.Store
     place: Place
     groups: dict[tuple[tuple[int, ...], str], Group] = field(default_factory=dict)
+    agreed: set[str] = field(default_factory=set[str])
+    comparisons: Counter[tuple[int, ...]] = field(default_factory=Counter[tuple[int, ...]])
     torch_meshes: dict[tuple[DeviceMesh, str], Any] = field(default_factory=dict)
 
     @property
@@ -91,11 +96,13 @@ class Communicator:
     _instance_lock: ClassVar[RLock] = RLock()
 
     def __init__(self, environ: Mapping[str, str], timeout: float | None = None) -> None:
-        """`environ` may hold a launcher's variables, and MESHFUSE_TIMEOUT; `timeout` (seconds)
-        goes before that."""
+        """`environ` may hold a launcher's variables, MESHFUSE_TIMEOUT, and options; `timeout`
+        (seconds) goes before the second. With the option `multidevice` disabled the process is
+        alone, whatever else stands there."""
         self.timeout = read_timeout(environ) if timeout is None else timeout
         self._environ = environ
-        self._launch: Launch | None = read_launch(environ)
+        self._is_off = options_from_environment(environ).is_disabled("multidevice")
+        self._launch: Launch | None = None if self._is_off else read_launch(environ)
         self._attachment: _Attachment | None = None
         self._lock = RLock()
 
@@ -146,6 +153,23 @@ class Communicator:
             return Pending(collectives.perform_alone(request), None, self.timeout)
         group = self.group(request.team, request.src.device.type, request)
         return Pending(group.post(request), group, self.timeout)
+
+    def agree(self, sequence: CommunicationSequence) -> None:
+        """Make sure that all ranks of a sequence's team are about to do the same; once for each.
+
+        Nothing was posted yet, so that a rank whose program differs breaks no group. Raises
+        CommunicationError on all ranks of the team if two differ or one does not come.
+        """
+        attachment = self._find_attachment()
+        if attachment is not None and sequence.digest in attachment.agreed:
+            return
+        with self._lock:
+            attachment = self._attach("a program on a mesh")
+            attachment.comparisons[sequence.team] += 1
+            number = attachment.comparisons[sequence.team]
+            board = attachment.board(sequence.team, f"comparison {number}")
+            compare_sequences(board, sequence, self.timeout)
+            attachment.agreed.add(sequence.digest)
 
     def run(self, request: CollectiveRequest, seconds: float | None = None) -> torch.Tensor:
         """Post, wait, and return `out`."""
@@ -218,6 +242,8 @@ class Communicator:
     def _find_attachment(self) -> _Attachment | None:
         """What stands on the present default process group; attaches to a new one, forgets one
         destroyed."""
+        if self._is_off:
+            return None
         world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
         attachment = self._attachment
         if attachment is not None and attachment.world is world:
@@ -232,6 +258,10 @@ class Communicator:
     def _attach(self, purpose: object) -> _Attachment:
         attachment = self._find_attachment()
         if attachment is None:
+            if self._is_off:
+                raise CommunicationError(
+                    f"{purpose}: this process is alone, for MESHFUSE_DISABLE says multidevice"
+                )
             if self._launch is None:
                 raise CommunicationError(
                     f"{purpose}: this process is alone. Start it with torchrun, or call "

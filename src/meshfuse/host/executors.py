@@ -110,6 +110,8 @@ def run_executable(
 ) -> list[torch.Tensor]:
     """As HostIrExecutor.run, of what it has compiled for the communicator's rank."""
     program = interpret(executable, inputs, _with_marks(trace))
+    if executable.sequence is not None:
+        communicator.agree(executable.sequence)
     if not executable.evaluates:  # inputs have no grad, and only torch's operations would care
         return _drive(program, communicator, executable.communications)
     with torch.no_grad():

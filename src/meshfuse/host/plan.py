@@ -19,10 +19,12 @@ from meshfuse.base.bounded import BoundedTable
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.base.trace import Work
+from meshfuse.dist.agreement import CommunicationSequence
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.expr import IntExpr, free_symbols, is_const
 from meshfuse.expr.generate import compile_expressions
 from meshfuse.host.nodes import (
+    Communicate,
     Demand,
     Divides,
     Equals,
@@ -30,6 +32,7 @@ from meshfuse.host.nodes import (
     HostProgram,
     NotNegative,
 )
+from meshfuse.host.printer import print_node
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
 from meshfuse.runtime.arguments import Argument
@@ -124,7 +127,8 @@ class Executable:
     `is_outside`: the rank is in none of the program's meshes, it holds and does nothing.
     `prologue`: the arithmetic on scalars that sizes depend on. `symbols`: what sizes name.
     `evaluates`: operations run through torch. `sizes_are_scalars`: sizes depend on the values of
-    scalars, too. `communications`: how many collectives this rank posts.
+    scalars, too. `communications`: how many collectives this rank posts; `sequence` are those of
+    all ranks, None for a rank that exchanges nothing with others.
     """
 
     __slots__ = (
@@ -141,6 +145,7 @@ class Executable:
         "outputs",
         "program",
         "rank",
+        "sequence",
         "sizes_are_scalars",
         "steps",
     )
@@ -172,6 +177,7 @@ class Executable:
         self.communications = sum(
             step.traced is not None and step.traced.posts for step in self.steps
         )
+        self.sequence = _sequence_of(program, rank)
         self._evaluate = compile_expressions(_expressions(program, steps), self._symbols)
         self._plans: BoundedTable[tuple[object, ...], Plan] = BoundedTable(MOST_PLANS)
 
@@ -230,6 +236,15 @@ class Executable:
                 for step in self.steps
             )
         )
+
+
+def _sequence_of(program: HostProgram, rank: int) -> CommunicationSequence | None:
+    posts = [node for node in program.body if isinstance(node, Communicate)]
+    moving = [node for node in posts if node.mesh.axis_size(node.mesh_axis) > 1]
+    team = {member for node in moving for member in node.mesh.ids}
+    if rank not in team:
+        return None
+    return CommunicationSequence.of(tuple(team), [print_node(node) for node in moving])
 
 
 def _expressions(program: HostProgram, steps: Sequence[Step]) -> list[IntExpr]:

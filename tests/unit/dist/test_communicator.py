@@ -41,3 +41,13 @@ def test_rank_and_size_are_known_before_the_ranks_meet() -> None:
 
 def test_instance_is_one() -> None:
     assert Communicator.instance() is Communicator.instance()
+
+
+def test_the_option_multidevice_disabled_leaves_a_process_alone() -> None:
+    environ = {"RANK": "1", "WORLD_SIZE": "2", "NVFUSER_DISABLE": "multidevice"}
+    communicator = Communicator(environ)
+    assert (communicator.size(), communicator.rank()) == (1, 0)
+    assert (communicator.local_size(), communicator.local_rank()) == (1, 0)
+    communicator.barrier()
+    with pytest.raises(CommunicationError, match="MESHFUSE_DISABLE says multidevice"):
+        communicator.run(request((0, 1), 2))

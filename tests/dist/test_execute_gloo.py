@@ -1,0 +1,162 @@
+"""Definitions run by real processes: ranks that disagree, fail, are interrupted, or start anew."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from threading import Timer
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from gloo_run import observe_ranks, run_ranks
+from meshfuse import DistributedTensor, FusionDefinition, ParallelType
+from meshfuse.base.errors import CommunicationError
+from meshfuse.multidevice import DeviceMesh
+
+TEAM = (0, 1)
+
+
+def gathered(scale: float = 2.0) -> FusionDefinition:
+    """Shards of a vector, scaled and gathered on every rank."""
+    mesh = DeviceMesh(TEAM)
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1], contiguity=True)
+        y = fd.ops.set(fd.ops.mul(x, scale))
+        fd.add_output(y)
+        for tensor in (x, y):
+            tensor.set_device_mesh(mesh)
+        x.outer_split(0, len(TEAM))
+        x.axis(0).parallelize(ParallelType.mesh_x)
+    return fd
+
+
+def summed_twice() -> FusionDefinition:
+    """A linear on shards of the contraction, summed over the ranks, two times over."""
+    mesh = DeviceMesh(TEAM)
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([4, 4], contiguity=True)
+        w = fd.define_tensor([4, 4], contiguity=True)
+        y = fd.ops.linear(x, w)
+        z = fd.ops.linear(fd.ops.mul(x, 2.0), w)
+        fd.add_output(y)
+        fd.add_output(fd.ops.add(y, z))
+        for tensor in (x, w, y, z):
+            tensor.set_device_mesh(mesh)
+        for tensor in (x, w):
+            tensor.outer_split(1, len(TEAM))
+            tensor.axis(1).parallelize(ParallelType.mesh_x)
+    return fd
+
+
+def values(fd: FusionDefinition, shard: torch.Tensor) -> list[float]:
+    [y] = fd.execute([shard])
+    assert isinstance(y, DistributedTensor)
+    return y.tolist()
+
+
+def disagree_then_agree(rank: int, world_size: int, folder: str) -> list[list[float]]:
+    """Different programs; then the same; then the same again in a new process group, in which the
+    ranks have changed places."""
+    scaled = gathered()
+    with pytest.raises(CommunicationError) as caught:
+        other = summed_twice() if rank else scaled
+        other.execute([torch.ones(4, 2), torch.ones(4, 2)] if rank else [torch.ones(2)])
+    message = str(caught.value)
+    assert message.startswith(f"ranks {rank} and {1 - rank} run different programs")
+    assert "communicate(all_gather, " in message, message
+    assert "communicate(all_reduce, " in message
+    seen = [values(scaled, torch.tensor([10.0 * rank, 10.0 * rank + 1])) for _ in range(2)]
+    dist.destroy_process_group()
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/again",
+        rank=1 - rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=30),
+    )
+    return [*seen, *(values(scaled, torch.full((2,), float(rank))) for _ in range(2))]
+
+
+def test_ranks_that_run_different_programs_and_ranks_that_change_places(
+    tmp_path: Path,
+) -> None:
+    before, after = [0.0, 2.0, 20.0, 22.0], [2.0, 2.0, 0.0, 0.0]
+    results = run_ranks(disagree_then_agree, 2, str(tmp_path))
+    assert results == [[before, before, after, after]] * 2
+
+
+def interrupted_in_a_wait(rank: int, world_size: int) -> float:
+    """Ctrl-C while rank 0 waits for rank 1. Returns how long each was held up, in seconds."""
+    fd = gathered()
+    fd.execute([torch.ones(2)])
+    if rank == 1:
+        time.sleep(1.5)
+        fd.execute([torch.ones(2)])  # rank 0 had sent its part
+        started = time.monotonic()
+        with pytest.raises(CommunicationError, match="rank 0 gave up: interrupted in all_gather"):
+            fd.execute([torch.ones(2)])
+        return time.monotonic() - started
+    pressed: list[float] = []
+
+    def press() -> None:
+        pressed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    Timer(0.5, press).start()
+    with pytest.raises(KeyboardInterrupt):
+        fd.execute([torch.ones(2)])
+    held_up = time.monotonic() - pressed[0]
+    with pytest.raises(CommunicationError, match="the group failed before"):
+        fd.execute([torch.ones(2)])
+    time.sleep(3)  # rank 1 must be told, not see that this process has ended
+    return held_up
+
+
+def test_ctrl_c_ends_a_wait_within_a_second_and_the_peer_is_told() -> None:
+    first, second = observe_ranks(interrupted_in_a_wait, 2)
+    assert first.succeeded, first.error
+    assert second.succeeded, second.error
+    assert first.value < 1.0
+    assert second.value < 5.0
+
+
+def fails_between_posts(rank: int, world_size: int) -> str:
+    """On rank 1 the second linear fails while the first all-reduce is under way."""
+    fd = summed_twice()
+    inputs = [torch.ones(4, 2), torch.ones(4, 2)]
+    assert fd.execute(inputs)[1].tolist() == [[12.0] * 4] * 4
+    if rank == 0:
+        with pytest.raises(CommunicationError) as caught:
+            fd.execute(inputs)
+        time.sleep(1)
+        return str(caught.value)
+    real, calls = functional.linear, [0]
+
+    def fail(*arguments: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        if calls[0] > 1:
+            raise MemoryError("no room for the second")
+        return real(*arguments)
+
+    functional.linear = fail
+    with pytest.raises(MemoryError, match="no room for the second"):
+        fd.execute(inputs)
+    functional.linear = real
+    with pytest.raises(CommunicationError, match="the group failed before"):
+        fd.execute(inputs)
+    time.sleep(2)
+    return ""
+
+
+def test_a_rank_that_fails_between_collectives_tells_its_peers_why() -> None:
+    survivor, failed = observe_ranks(fails_between_posts, 2)
+    assert survivor.succeeded, survivor.error
+    assert failed.succeeded, failed.error
+    assert "rank 1 gave up: MemoryError: no room for the second" in survivor.value
+    assert survivor.seconds < 20
