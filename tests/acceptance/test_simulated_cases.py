@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from meshfuse.multidevice import simulate
 
+from meshfuse.multidevice import simulate
 from sharded_cases import CASES, check_outputs
 
 

@@ -28,7 +28,7 @@ def test_loops_that_bind_nothing_go() -> None:
 
 @pytest.mark.parametrize("parallel_type", [ParallelType.mesh_x, ParallelType.stream])
 def test_loops_that_place_something_stay(parallel_type: ParallelType) -> None:
-    program, y = total(4, 12, dims=[1])
+    program, _ = total(4, 12, dims=[1])
     program = transforms.set_device_mesh(program, X, PAIR)
     program = transforms.split(program, X, 0, 2, inner_split=False)
     program = bind(transforms.split(program, X, 1, 1), X, 0, parallel_type)
