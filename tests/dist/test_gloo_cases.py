@@ -1,13 +1,13 @@
-"""Every sharded case on two gloo processes."""
+"""Every sharded case on gloo processes, as many as it has ranks."""
 
 from __future__ import annotations
+
+import pytest
 
 from gloo_run import run_ranks
 from meshfuse import TensorView
 from meshfuse.multidevice import shard_tensor
 from sharded_cases import CASES, check_outputs
-
-RANKS = 2
 
 
 def run_all_cases(rank: int, world_size: int) -> list[str]:
@@ -22,6 +22,7 @@ def run_all_cases(rank: int, world_size: int) -> list[str]:
     return done
 
 
-def test_cases_on_two_processes() -> None:
-    results = run_ranks(run_all_cases, RANKS, deadline=100)
-    assert results == [list(CASES)] * RANKS
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_cases_on_processes(ranks: int) -> None:
+    results = run_ranks(run_all_cases, ranks, deadline=110)
+    assert results == [list(CASES)] * ranks

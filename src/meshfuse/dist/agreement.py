@@ -31,6 +31,11 @@ class CommunicationSequence:
     entries: tuple[str, ...]
     digest: str
 
+    @property
+    def purpose(self) -> str:
+        """What messages say that the ranks meet for."""
+        return self.entries[0] if self.entries else "no collective"
+
     @staticmethod
     def of(team: Sequence[int], entries: Sequence[str]) -> CommunicationSequence:
         team = tuple(sorted(team))
@@ -45,7 +50,7 @@ def compare_sequences(board: Board, mine: CommunicationSequence, seconds: float)
     `board` is for this comparison alone. Raises CommunicationError on every rank if two of them
     differ, naming the first entry that does, and as await_arrival does if one does not come.
     """
-    purpose = f"a program of {len(mine.entries)} collectives"
+    purpose = mine.purpose
     try:
         board.notices.set(f"entries {board.rank}", _SEPARATOR.join(mine.entries))
         board.notices.set(f"digest {board.rank}", mine.digest)
@@ -56,8 +61,7 @@ def compare_sequences(board: Board, mine: CommunicationSequence, seconds: float)
                 theirs = text.split(_SEPARATOR) if text else []
                 raise CommunicationError(_difference(board.rank, mine.entries, rank, theirs))
     except KeyboardInterrupt:
-        reason = f"interrupted before {purpose}"
-        board.announce(Notice(Standing.failed, 0, reason))
+        board.announce(Notice(Standing.failed, 0, f"interrupted before {purpose}"))
         raise
 
 

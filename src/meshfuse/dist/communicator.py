@@ -164,7 +164,7 @@ class Communicator:
         if attachment is not None and sequence.digest in attachment.agreed:
             return
         with self._lock:
-            attachment = self._attach("a program on a mesh")
+            attachment = self._attach(sequence.purpose)
             attachment.comparisons[sequence.team] += 1
             number = attachment.comparisons[sequence.team]
             board = attachment.board(sequence.team, f"comparison {number}")
