@@ -185,7 +185,64 @@ BINARY = [
     ),
 ]
 
+RESHAPED = (
+    ((6, 35), [2, 3, 35]),
+    ((6, 35), [-1]),
+    ((6, 35), [14, 15]),
+    ((6, 35), [6, 1, 35]),
+    ((4, 1, 6), [2, 12, 1]),
+    ((4, 6, 5), [24, 5]),
+    ((4, 6, 5), [4, -1]),
+)
+
 SHAPES = [
+    *[
+        OpCase(
+            f"reshape_{'_'.join(map(str, new))}",
+            lambda fd, x, new=new: fd.ops.reshape(x, new),
+            lambda x, new=new: x.reshape(new),
+            [shape],
+            exact=True,
+            keeps_dtype=True,
+        )
+        for shape, new in RESHAPED
+    ],
+    *[
+        OpCase(
+            f"reshape_{'_'.join(map(str, new))}_and_compute",
+            lambda fd, x, new=new: fd.ops.sum(fd.ops.reshape(fd.ops.neg(x), new), [-1]),
+            lambda x, new=new: (-x).reshape(new).sum(-1),
+            [shape],
+            (F32, I64),
+            exact=True,
+            values="small",
+        )
+        for shape, new in RESHAPED
+    ],
+    OpCase(
+        "expand",
+        lambda fd, x: fd.ops.expand(x, [2, -1, 7]),
+        lambda x: x.expand(2, 3, 7),
+        [COLUMN],
+        exact=True,
+        keeps_dtype=True,
+    ),
+    OpCase(
+        "squeeze",
+        lambda fd, x: fd.ops.squeeze(x, [1]),
+        lambda x: x.squeeze(1),
+        [COLUMN],
+        exact=True,
+        keeps_dtype=True,
+    ),
+    OpCase(
+        "squeeze_expanded",
+        lambda fd, x: fd.ops.squeeze(fd.ops.expand(x, [3, 5]), [1], squeeze_expanded=True) + 1,
+        lambda x: x.squeeze(1) + 1,
+        [COLUMN],
+        NUMBERS,
+        exact=True,
+    ),
     OpCase(
         "broadcast",
         lambda fd, x: fd.ops.broadcast(x, [False, True, False]),

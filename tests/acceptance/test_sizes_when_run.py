@@ -70,3 +70,46 @@ def test_a_number_that_is_no_size(run: Run) -> None:
         assert torch.equal(run(fd, [data, size])[0], data.expand(size, 3))
     with pytest.raises(RuntimeError, match=r"an axis of T\d has size -1 \(c0\); a size is 0 or"):
         run(fd, [data, -1])
+
+
+def test_reshapes_to_sizes_that_are_known_when_run(run: Run) -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1], contiguity=True)
+        count = fd.define_scalar(dtype=DataType.Int)
+        rows = fd.ops.reshape(fd.ops.relu(x), [count, -1])
+        fd.add_output(rows + 1.0)
+        fd.add_output(fd.ops.reshape(fd.ops.sum(rows, [1]), [1, -1, 1]))
+    data = torch.randn(4, 6)
+    outputs = run(fd, [data, 8])
+    torch.testing.assert_close(outputs[0], data.relu().reshape(8, 3) + 1)
+    torch.testing.assert_close(outputs[1], data.relu().reshape(8, 3).sum(1).reshape(1, 8, 1))
+    with pytest.raises(RuntimeError, match=r"to have 20 \(.*\) elements.*reshaped from has 24"):
+        run(fd, [data, 5])
+    with pytest.raises(RuntimeError, match="divided by zero; the size that -1 stands for"):
+        run(fd, [data, 0])
+    with pytest.raises(RuntimeError, match=r"an axis of T\d+ has size -2"):
+        run(fd, [data, -2])
+
+
+def test_a_squeezed_size_must_be_one_when_run(run: Run) -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1], contiguity=True)
+        count = fd.define_scalar(dtype=DataType.Int)
+        fd.add_output(fd.ops.squeeze(fd.ops.reshape(x, [count, -1]), [0]) * 2.0)
+    data = torch.randn(4, 6)
+    [result] = run(fd, [data, 1])
+    torch.testing.assert_close(result, data.reshape(24) * 2)
+    with pytest.raises(RuntimeError, match=r"meet the sizes 2 \(c0\) and 1, which must be equal"):
+        run(fd, [data, 2])
+
+
+def test_reshapes_of_tensors_without_elements(run: Run) -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1], contiguity=True)
+        y = fd.define_tensor([-1, 4], contiguity=True)
+        fd.add_output(fd.ops.reshape(x, [0, 7]))
+        fd.add_output(fd.ops.reshape(y, [y.size(0), 2, 2]) * 2.0)
+    outputs = run(fd, [torch.ones(0, 3), torch.ones(0, 4)])
+    assert [output.shape for output in outputs] == [(0, 7), (0, 2, 2)]
+    with pytest.raises(RuntimeError, match="must be equal"):
+        run(fd, [torch.ones(1, 3), torch.ones(0, 4)])

@@ -203,6 +203,16 @@ class Operations:
         order = _sequence(call, "dims", dims, int)
         return self._tensor(call, arg, lambda program: build.permute(program, arg.name, order))
 
+    def reshape(self, arg: TensorView, new_shape: Sequence[int | Val]) -> TensorView:
+        """The same elements, in row-major order, under other axes; one size may be -1.
+
+        Of an input it is a view, where the input's layout allows one. Numbers of elements that are
+        known only when the program runs are compared then.
+        """
+        call = Call("fd.ops.reshape", (arg,), {"new_shape": new_shape})
+        sizes = _sizes(call, new_shape)
+        return self._tensor(call, arg, lambda program: build.reshape(program, arg.name, sizes))
+
     def squeeze(
         self, arg: TensorView, dims: Sequence[int], squeeze_expanded: bool = False
     ) -> TensorView:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import singledispatch
 
-from meshfuse.expr.nodes import IntExpr
+from meshfuse.expr import IntExpr, const, mul
 from meshfuse.ir.axes import AxisKind, AxisName, TensorName
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.infer import is_tensor
@@ -23,6 +23,7 @@ from meshfuse.ir.ops import (
     Permute,
     Pointwise,
     Reduction,
+    Reshape,
     Set,
     Squeeze,
     Welford,
@@ -50,8 +51,11 @@ def _(expr: Pointwise, program: Program) -> Mapping[int, Places]:
 @axis_pairs.register(Cast)
 @axis_pairs.register(Set)
 @axis_pairs.register(Expand)
+@axis_pairs.register(Reshape)
 @axis_pairs.register(Communication)
-def _(expr: Cast | Set | Expand | Communication, program: Program) -> Mapping[int, Places]:
+def _(
+    expr: Cast | Set | Expand | Reshape | Communication, program: Program
+) -> Mapping[int, Places]:
     return {0: _tensor_places(program, expr.out)}
 
 
@@ -147,7 +151,7 @@ def operand_axis_map(
 def meeting_extents(program: Program) -> Iterator[tuple[TensorName, IntExpr, IntExpr]]:
     """What must be equal: a tensor, the extent of one of its (root) axes, and an operand's there.
 
-    For an output that goes into an input: that input's, too.
+    For an output that goes into an input: that input's, too. For an axis that a squeeze drops: 1.
     """
     for expr in program.fusion.exprs:
         for out in (TensorName(name) for name in expr.outs if name in program.fusion.tensors):
@@ -159,11 +163,23 @@ def meeting_extents(program: Program) -> Iterator[tuple[TensorName, IntExpr, Int
                 extents = {axis.name: axis.extent for axis in axes}
                 for axis, image in operand_axis_map(expr, program, position, out).items():
                     yield out, target[image], extents[axis]
+        if isinstance(expr, Squeeze):
+            for dim in expr.dims:
+                yield expr.src, program.tensor(expr.src).tensor_axes[dim].extent, const(1)
     for output in program.fusion.outputs:
         if output.alias is not None:
             have, want = program.tensor(output.tensor), program.tensor(output.alias)
             for ours, theirs in zip(have.tensor_axes, want.tensor_axes, strict=True):
                 yield output.tensor, theirs.extent, ours.extent
+
+
+def element_counts(program: Program) -> Iterator[tuple[TensorName, IntExpr, IntExpr]]:
+    """Tensors that are reshaped from others, their numbers of elements, and those of the others."""
+    for expr in program.fusion.exprs:
+        if isinstance(expr, Reshape):
+            definition = program.tensor(expr.out)
+            count = mul(const(1), *(axis.extent for axis in definition.logical))
+            yield expr.out, count, mul(const(1), *(axis.extent for axis in definition.root))
 
 
 def _tensor_places(program: Program, out: TensorName) -> tuple[int, ...]:

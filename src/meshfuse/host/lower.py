@@ -36,7 +36,7 @@ from meshfuse.host.sizes import (
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.comm import AllGather, AllReduce, Communication, LocalSlice, ReduceScatter
-from meshfuse.ir.ops import Broadcast, Cast, Expand, Expr, Permute, Set, Squeeze
+from meshfuse.ir.ops import Broadcast, Cast, Expand, Expr, Permute, Reshape, Set, Squeeze
 from meshfuse.ir.printer import print_expr
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import MemoryType
@@ -259,7 +259,7 @@ def _buffers(program: Program, body: Sequence[Node]) -> dict[TensorName, HostBuf
 def _memory_root(facts: Facts, tensor: TensorName) -> TensorName:
     """The tensor whose memory `tensor` may share, going back over what can be a view."""
     expr = facts.definitions.get(tensor)
-    while isinstance(expr, Broadcast | Cast | Expand | LocalSlice | Permute | Squeeze):
+    while isinstance(expr, Broadcast | Cast | Expand | LocalSlice | Permute | Reshape | Squeeze):
         tensor = expr.src
         expr = facts.definitions.get(tensor)
     return tensor

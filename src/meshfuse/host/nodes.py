@@ -173,11 +173,15 @@ class Divides:
 @final
 @dataclass(frozen=True, slots=True)
 class Equals:
-    """`extent`, of an axis of `tensor`, must be `other`: an operand has that where they meet."""
+    """`extent`, of an axis of `tensor`, must be `other`: an operand has that where they meet.
+
+    `elements`: these are the numbers of all elements, of a tensor and of what it is reshaped from.
+    """
 
     extent: IntExpr
     other: IntExpr
     tensor: TensorName
+    elements: bool = False
 
     @property
     def extents(self) -> tuple[IntExpr, ...]:

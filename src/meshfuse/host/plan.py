@@ -266,6 +266,11 @@ def _check_demand(demand: Demand, found: Sequence[int]) -> None:
                 f"{divisor} ranks cannot share in equal blocks; the size must be a multiple of "
                 f"{divisor}"
             )
+        case Equals(extent, other, tensor, elements=True) if found[0] != found[1]:
+            raise UserError(
+                f"execute: {tensor} is to have {_sized(extent, found[0])} elements, but what it is "
+                f"reshaped from has {_sized(other, found[1])}"
+            )
         case Equals(extent, other, tensor) if found[0] != found[1]:
             raise UserError(
                 f"execute: on an axis of {tensor} meet the sizes {_sized(extent, found[0])} and "

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Iterator
 
 from meshfuse.base.errors import InvariantError, Unsupported
-from meshfuse.expr import IntExpr, Symbol, const_value, free_symbols
+from meshfuse.expr import IntExpr, Symbol, const_value, free_symbols, known_equal
 from meshfuse.expr.bounds import is_nonnegative
-from meshfuse.facts.axis_map import meeting_extents
+from meshfuse.facts.axis_map import element_counts, meeting_extents
 from meshfuse.facts.layout import layout_of
 from meshfuse.facts.sharding import (
     Digit,
@@ -76,8 +76,11 @@ def size_demands(program: Program) -> tuple[Equals | NotNegative, ...]:
     """What sizes must be for operations to make sense, where that is known only when run."""
     demands: dict[tuple[IntExpr, ...], Equals | NotNegative] = {}
     for tensor, extent, other in meeting_extents(program):
-        if extent is not other:
+        if not known_equal(extent, other):
             demands.setdefault((extent, other), Equals(extent, other, tensor))
+    for tensor, extent, other in element_counts(program):
+        if not known_equal(extent, other):
+            demands.setdefault((extent, other), Equals(extent, other, tensor, elements=True))
     for name, definition in program.fusion.tensors.items():
         for axis in definition.logical:
             for extent in _doubtful(program, axis.extent):

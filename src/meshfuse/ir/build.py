@@ -11,6 +11,7 @@ from meshfuse.ir.build_definitions import (
 )
 from meshfuse.ir.build_pointwise import cast, pointwise
 from meshfuse.ir.build_reduction import mean, reduction, var_mean, welford
+from meshfuse.ir.build_reshape import reshape
 from meshfuse.ir.build_shape import broadcast, broadcast_in_dim, expand, permute, set_, squeeze
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "permute",
     "pointwise",
     "reduction",
+    "reshape",
     "set_",
     "size",
     "squeeze",

@@ -10,7 +10,7 @@ from meshfuse.expr import IntExpr, const, const_value, known_equal, symbol
 from meshfuse.ir.axes import AxisKind, ScalarName, TensorName
 from meshfuse.ir.describe import describe_call
 from meshfuse.ir.infer import ONE, AxisShape, tensor_shape
-from meshfuse.ir.ops import Broadcast, Expand, Permute, Set, Squeeze
+from meshfuse.ir.ops import Broadcast, Expand, Permute, Reshape, Set, Squeeze
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import append, define, fresh_tensor_name, new_tensor
 
@@ -53,7 +53,7 @@ def broadcast_in_dim(
         raise UserError(f"{call}: got {len(wrapped)} dims for {rank} axes")
     if list(wrapped) != sorted(wrapped):
         raise UserError(f"{call}: dims must increase; permute the tensor first")
-    wanted = [_extent(call, size) for size in shape]
+    wanted = [requested_extent(call, size) for size in shape]
     program, aligned = broadcast(program, src, [dim not in wrapped for dim in range(len(shape))])
     return _expand(program, aligned, wanted, call)
 
@@ -79,12 +79,13 @@ def expand(
                 raise UserError(f"{call}: -1 keeps the size of an axis, and this one is new")
             wanted.append(extent)
         else:
-            wanted.append(_extent(call, size))
+            wanted.append(requested_extent(call, size))
     program, aligned = broadcast(program, src, [True] * added + [False] * len(own))
     return _expand(program, aligned, wanted, call)
 
 
-def _extent(call: str, size: int | IntExpr | ScalarName) -> IntExpr:
+def requested_extent(call: str, size: int | IntExpr | ScalarName) -> IntExpr:
+    """A size as users give it. Raises UserError, restating the call, for a negative one."""
     match size:
         case IntExpr():
             return size
@@ -146,8 +147,28 @@ def squeeze(
         raise UserError(f"{call}: axis {axis} is expanded; pass squeeze_expanded=True to drop it")
     if expanded:
         return _squeeze_below_expansion(program, src, wrapped, call)
+    for dim in wrapped:
+        _check_is_one(program, src, dim, call)
+    return squeeze_ones(program, src, wrapped)
+
+
+def squeeze_ones(
+    program: Program, src: TensorName, dims: Sequence[int]
+) -> tuple[Program, TensorName]:
+    """Drop axes of size 1, or of a size that must be 1 when run."""
     program, out = fresh_tensor_name(program)
-    return define(program, Squeeze(out, src, tuple(sorted(wrapped)))), out
+    return define(program, Squeeze(out, src, tuple(sorted(dims)))), out
+
+
+def _check_is_one(program: Program, src: TensorName, dim: int, call: str) -> None:
+    """A size that a reshape gives is known when run; others must be declared."""
+    axis = program.tensor(src).tensor_axes[dim]
+    reshaped = isinstance(program.fusion.definition(src), Reshape)
+    if axis.kind is AxisKind.broadcast or (reshaped and const_value(axis.extent) is None):
+        return
+    raise UserError(
+        f"{call}: axis {dim} has size {axis.extent}; only axes declared of size 1 can go"
+    )
 
 
 def _expanded_axes(program: Program, tensor: TensorName) -> frozenset[int]:

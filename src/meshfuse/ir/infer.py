@@ -37,6 +37,7 @@ from meshfuse.ir.ops import (
     Permute,
     Pointwise,
     Reduction,
+    Reshape,
     Set,
     Squeeze,
     Welford,
@@ -256,14 +257,21 @@ def _(expr: Permute, program: Program) -> tuple[Result, ...]:
 @infer.register
 def _(expr: Squeeze, program: Program) -> tuple[Result, ...]:
     shape = tensor_shape(program, expr.src)
+    call = describe_call(program, "squeeze", [expr.src], dims=list(expr.dims))
     for dim in expr.dims:
-        if shape[dim][0] is not AxisKind.broadcast:
-            call = describe_call(program, "squeeze", [expr.src], dims=list(expr.dims))
-            raise UserError(
-                f"{call}: axis {dim} has size {shape[dim][1]}; only axes declared of size 1 can go"
-            )
+        meet_extents(call, shape[dim][1], const(1))
     axes = tuple(axis for dim, axis in enumerate(shape) if dim not in expr.dims)
     return (Result(program.tensor(expr.src).dtype, axes),)
+
+
+@infer.register
+def _(expr: Reshape, program: Program) -> tuple[Result, ...]:
+    """The root axes."""
+    shape = tensor_shape(program, expr.src)
+    if any(kind is AxisKind.broadcast for kind, _ in shape):
+        call = describe_call(program, "reshape", [expr.src])
+        raise UserError(f"{call}: squeeze the axes of size 1 first")
+    return (Result(program.tensor(expr.src).dtype, shape),)
 
 
 def _reduced(shape: Sequence[AxisShape], dims: Sequence[int]) -> tuple[AxisShape, ...]:

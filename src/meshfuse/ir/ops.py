@@ -138,11 +138,24 @@ class Permute(UnaryExpr):
 @final
 @dataclass(frozen=True, slots=True)
 class Squeeze(UnaryExpr):
-    """Drop the broadcast axes `dims` of `src`."""
+    """Drop axes `dims` of `src`, which are broadcast, or whose size a run finds to be 1."""
 
     out: Out[TensorName]
     src: TensorName
     dims: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reshape(UnaryExpr):
+    """The elements of `src`, in row-major order, under other axes; none is broadcast.
+
+    The root axes of `out` are those of `src`; its root steps merge and split them, exactly, into
+    its logical axes. A run checks that both have as many elements.
+    """
+
+    out: Out[TensorName]
+    src: TensorName
 
 
 @final

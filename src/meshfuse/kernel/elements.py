@@ -21,6 +21,7 @@ from meshfuse.ir.ops import (
     Permute,
     Pointwise,
     Reduction,
+    Reshape,
     Set,
     Squeeze,
     Welford,
@@ -66,6 +67,7 @@ def operand_elements(expr: Expr, program: Program, element: Element) -> tuple[El
 @operand_elements.register(Cast)
 @operand_elements.register(Set)
 @operand_elements.register(Expand)
+@operand_elements.register(Reshape)
 @operand_elements.register(Reduction)
 @operand_elements.register(Welford)
 def _(expr: Expr, program: Program, element: Element) -> tuple[Element, ...]:
@@ -106,15 +108,19 @@ def _(expr: Squeeze, program: Program, element: Element) -> tuple[Element, ...]:
 
 
 def root_element(program: Program, element: Element) -> Element:
-    """The same element by the axes that the defining expression speaks of."""
+    """The same element by the axes that the defining expression speaks of.
+
+    The steps of a reshape are exact; others may leave iterations idle, which bounds then tell.
+    """
     definition = program.tensor(element.tensor)
     if not definition.root:
         return element
-    axes = {axis.name: axis for axis in (*definition.root, *definition.logical)}
+    axes = program.all_axes(element.tensor)
     leaves = {
         axis.name: index for axis, index in zip(definition.tensor_axes, element.index, strict=True)
     }
     indices = source_indices(definition.root_steps, axes, leaves)
-    bounds = ragged_bounds(definition.root_steps, axes, indices)
+    exact = all(axis.kind.is_tensor_axis for axis in definition.root)
+    bounds = () if exact else ragged_bounds(definition.root_steps, axes, indices)
     root = tuple(indices[axis.name] for axis in definition.root if axis.kind.is_tensor_axis)
     return Element(element.tensor, root, (*element.bounds, *bounds))

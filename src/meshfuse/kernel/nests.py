@@ -74,7 +74,7 @@ def nest_of(program: Program, tensor: TensorName, *, reducing: bool) -> Nest:
     Raises ScheduleError for a schedule that is no legal form.
     """
     axes, schedule = program.all_axes(tensor), program.schedule(tensor)
-    steps = (*program.tensor(tensor).root_steps, *schedule.steps)
+    steps = (*program.tensor(tensor).root_steps, *schedule.steps) if reducing else schedule.steps
     _check_merges(tensor, steps, axes)
     fixed: list[AxisName] = []
     grid: list[tuple[AxisName, ParallelType]] = []

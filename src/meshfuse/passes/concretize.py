@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from meshfuse.base.trace import Note
 from meshfuse.expr import Const, IntExpr, IntLike, Symbol, const, free_symbols, substitute
-from meshfuse.facts.axis_map import meeting_extents
+from meshfuse.facts.axis_map import element_counts, meeting_extents
 from meshfuse.ir.axes import TensorName
+from meshfuse.ir.build_reshape import derive_reshape
 from meshfuse.ir.infer import is_tensor
+from meshfuse.ir.ops import Reshape
 from meshfuse.ir.program import Program
-from meshfuse.ir.rewrite import substitute_extents
+from meshfuse.ir.rewrite import add_tensor, substitute_extents
 
 
 def concretize(program: Program) -> tuple[Program, tuple[Note, ...]]:
@@ -41,13 +44,29 @@ def concretize(program: Program) -> tuple[Program, tuple[Note, ...]]:
             parents[dropped] = kept
     if not parents:
         return program, ()
-    return substitute_extents(program, {size: _resolved(parents, size) for size in parents}), ()
+    sizes = {size: _resolved(parents, size) for size in parents}
+    return _derive_reshapes_anew(substitute_extents(program, sizes)), ()
+
+
+def _derive_reshapes_anew(program: Program) -> Program:
+    """With more sizes known to be equal, fewer axes are merged."""
+    for expr in program.fusion.exprs:
+        if isinstance(expr, Reshape):
+            old = program.tensor(expr.out)
+            own = [axis.extent for axis in old.root]
+            changed, root, steps = derive_reshape(program, own, old.logical)
+            if len(steps) < len(old.root_steps):
+                definition = replace(old, root=root, root_steps=steps)
+                program = add_tensor(changed, expr.out, definition, program.schedule(expr.out))
+    return program
 
 
 def _meetings(program: Program) -> Iterator[tuple[IntExpr, IntExpr]]:
     """Pairs of extents that must be equal."""
     for _, extent, other in meeting_extents(program):
         yield other, extent
+    for _, have, want in element_counts(program):
+        yield want, have
     yield from _whole_axes_on_a_mesh(program)
 
 

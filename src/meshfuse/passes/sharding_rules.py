@@ -23,6 +23,7 @@ from meshfuse.ir.ops import (
     Permute,
     Pointwise,
     Reduction,
+    Reshape,
     Set,
     Squeeze,
     Welford,
@@ -54,6 +55,7 @@ def sharding_rule(expr: Expr) -> ShardingRule | None:
 @sharding_rule.register(Expand)
 @sharding_rule.register(Permute)
 @sharding_rule.register(Squeeze)
+@sharding_rule.register(Reshape)
 @sharding_rule.register(Reduction)
 @sharding_rule.register(Welford)
 def _(expr: Expr) -> ShardingRule | None:

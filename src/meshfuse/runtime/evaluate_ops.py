@@ -36,6 +36,7 @@ from meshfuse.ir.ops import (
     Permute,
     Pointwise,
     Reduction,
+    Reshape,
     Set,
     Squeeze,
     Welford,
@@ -225,6 +226,13 @@ def _(expr: Permute, env: Environment) -> tuple[Value, ...]:
 @evaluate.register
 def _(expr: Squeeze, env: Environment) -> tuple[Value, ...]:
     return (env.tensor(expr.src).squeeze(expr.dims),)
+
+
+@evaluate.register
+def _(expr: Reshape, env: Environment) -> tuple[Value, ...]:
+    """A view where the strides of the operand allow one."""
+    sizes = [evaluate_int(extent, env.sizes) for extent in env.shapes[expr.out]]
+    return (env.tensor(expr.src).reshape(sizes),)
 
 
 # Reductions.

@@ -14,7 +14,7 @@ from typing import final
 from meshfuse.facts.facts import facts_of, tensor_operands, tensor_outputs
 from meshfuse.facts.refusal import Refusal
 from meshfuse.ir.axes import TensorName
-from meshfuse.ir.ops import Reduction, Welford
+from meshfuse.ir.ops import Reduction, Reshape, Welford
 from meshfuse.ir.program import Program
 from meshfuse.schedulers.cost import inputs_and_outputs
 from meshfuse.schedulers.iteration_space import (
@@ -58,7 +58,17 @@ def rows_of(program: Program, scheduler: str) -> Rows | Refusal:
                 f"{describe_axes(space, rows.reduced)} and keeps {describe_axes(space, rows.kept)}"
             )
             return Refusal(scheduler, reason, expr.outs[0])
-    return _refuse_tensors(program, scheduler, rows) or rows
+    return _refuse_reshapes(program, scheduler) or _refuse_tensors(program, scheduler, rows) or rows
+
+
+def _refuse_reshapes(program: Program, scheduler: str) -> Refusal | None:
+    """The value of a reduction is there for the elements of its own axes alone."""
+    after = {*tensors_after_reductions(program)}
+    after.update(out for expr in reductions_of(program) for out in expr.outs)
+    for expr in program.fusion.exprs:
+        if isinstance(expr, Reshape) and expr.src in after:
+            return Refusal(scheduler, "it reshapes what comes after a reduction", expr.out)
+    return None
 
 
 def _refuse_tensors(program: Program, scheduler: str, rows: Rows) -> Refusal | None:

@@ -15,6 +15,7 @@ from meshfuse.ir.ops import (
     Permute,
     Pointwise,
     Reduction,
+    Reshape,
     Set,
     Squeeze,
     Welford,
@@ -30,6 +31,7 @@ KERNEL_OPERATIONS: tuple[type[Expr], ...] = (
     Expand,
     Permute,
     Squeeze,
+    Reshape,
     Reduction,
     Welford,
 )

@@ -205,7 +205,7 @@ def test_views_only_change_indices() -> None:
     kernel = check_by_value(
         finished(r), [values((4, 5, 3), DataType.Float), values((5, 1), DataType.Float)]
     )
-    assert len(list(statements(kernel.body))) == 6
+    assert len(list(statements(kernel.body))) == 5
 
 
 def test_a_tensor_and_its_transpose() -> None:
