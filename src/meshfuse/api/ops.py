@@ -182,7 +182,7 @@ class Operations:
         call = Call(
             "fd.ops.broadcast_in_dim", (arg,), {"shape": shape, "broadcast_dims": broadcast_dims}
         )
-        sizes = _sizes(call, shape)
+        sizes = _sizes(call, arg, shape)
         dims = _sequence(call, "broadcast_dims", broadcast_dims, int)
         return self._tensor(
             call, arg, lambda program: build.broadcast_in_dim(program, arg.name, sizes, dims)
@@ -194,7 +194,7 @@ class Operations:
         Sizes that are known only when the program runs are compared then.
         """
         call = Call("fd.ops.expand", (arg,), {"shape": shape})
-        sizes = _sizes(call, shape)
+        sizes = _sizes(call, arg, shape)
         return self._tensor(call, arg, lambda program: build.expand(program, arg.name, sizes))
 
     def permute(self, arg: TensorView, dims: Sequence[int]) -> TensorView:
@@ -475,9 +475,11 @@ def _sequence(call: Call, name: str, values: object, element: type) -> tuple[Any
     return tuple(values)
 
 
-def _sizes(call: Call, shape: object) -> tuple[int | IntExpr | ScalarName, ...]:
+def _sizes(call: Call, arg: TensorView, shape: object) -> tuple[int | IntExpr | ScalarName, ...]:
+    """The entries of a shape: ints, and integer Vals of the definition that `arg` belongs to."""
     if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
         raise UserTypeError(f"{call}: shape must be a list, got {type(shape).__name__}")
+    recording_of(call, [_tensor_argument(call, arg), *shape])
     return tuple(_size(call, size) for size in shape)
 
 

@@ -14,6 +14,8 @@ from meshfuse.ir.ops import Broadcast, Expand, Permute, Reshape, Set, Squeeze
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import append, define, fresh_tensor_name, new_tensor
 
+_INT64_LIMIT = 1 << 63
+
 
 def set_(program: Program, src: TensorName) -> tuple[Program, TensorName]:
     """A copy."""
@@ -92,8 +94,8 @@ def requested_extent(call: str, size: int | IntExpr | ScalarName) -> IntExpr:
         case str():
             return symbol(size)
         case int() if not isinstance(size, bool):
-            if size < 0:
-                raise UserError(f"{call}: size {size} is negative")
+            if not 0 <= size < _INT64_LIMIT:
+                raise UserError(f"{call}: size {size} is negative, or no int64")
             return const(size)
         case _:
             raise UserTypeError(f"{call}: a size is an int or a scalar, got {size!r}")

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast, final
+from typing import Any, cast, final
 
 import torch
 
@@ -258,13 +258,7 @@ def _check_tensor(position: int, want: ExpectedTensor, value: Argument | complex
     call = f"Expected input {position}, {want}, to be"
     if not isinstance(value, torch.Tensor):
         raise UserError(f"{call} an at::Tensor but got scalar {value}")
-    if value.layout is not torch.strided:
-        raise UserError(f"{call} a dense tensor, but its layout is {value.layout}; pass to_dense()")
-    if value.is_neg():
-        raise UserError(
-            f"{call} a tensor whose memory holds its values, but got a view that torch negates "
-            "when it reads it, of a conjugate's imaginary part; pass resolve_neg() of it"
-        )
+    _check_memory(call, want, value)
     rank = len(want.extents)
     if value.dim() != rank:
         raise UserError(
@@ -281,12 +275,30 @@ def _check_tensor(position: int, want: ExpectedTensor, value: Argument | complex
         )
     _check_sizes(call, want, value)
     _check_contiguity(call, want, value)
+    return value
+
+
+def _check_memory(call: str, want: ExpectedTensor, value: torch.Tensor) -> None:
+    """Whether the values lie in memory of the tensor's own, at its strides."""
+    kind: Any = type(value)
+    plain: Any = torch.Tensor
+    if kind.__torch_dispatch__ is not plain.__torch_dispatch__:
+        raise UserError(
+            f"{call} a tensor that holds its own memory, but got a {kind.__name__}, which stands "
+            "for others; pass the plain tensor that it wraps, as a DTensor's to_local()"
+        )
+    if value.layout is not torch.strided:
+        raise UserError(f"{call} a dense tensor, but its layout is {value.layout}; pass to_dense()")
+    if value.is_neg():
+        raise UserError(
+            f"{call} a tensor whose memory holds its values, but got a view that torch negates "
+            "when it reads it, of a conjugate's imaginary part; pass resolve_neg() of it"
+        )
     if want.is_updated and value.numel() and 0 in _strides_that_count(value):
         raise UserError(
             f"{call} a tensor whose elements lie apart, as an output is written into it, but got "
             f"strides {list(value.stride())} for shape {list(value.shape)}; pass a clone"
         )
-    return value
 
 
 def _strides_that_count(value: torch.Tensor) -> list[int]:

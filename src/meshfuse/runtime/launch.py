@@ -10,7 +10,7 @@ from typing import final
 import torch
 
 from meshfuse.base.dtypes import Scalar, is_floating
-from meshfuse.base.errors import InvariantError
+from meshfuse.base.errors import InvariantError, UserError
 from meshfuse.codegen.source import KernelSource
 from meshfuse.expr import Symbol
 from meshfuse.kernel.nodes import IndexName, Kernel, ValueName
@@ -69,7 +69,7 @@ class CompiledKernel:
         floats = [float(scalars[p.name]) for p in kernel.scalars if is_floating(p.dtype)]
         integers = [int(scalars[p.name]) for p in kernel.scalars if not is_floating(p.dtype)]
         integers += [self._size(name, buffers, sizes) for name in kernel.sizes]
-        pointers = [tensor.data_ptr() for tensor in buffers]
+        pointers = _addresses(buffers)
         self.entry(
             (ctypes.c_void_p * len(pointers))(*pointers),
             (ctypes.c_double * len(floats))(*floats),
@@ -92,7 +92,7 @@ class CompiledKernel:
         entry, pointers = self.entry, ctypes.c_void_p * len(kernel.buffers)
 
         def launch(buffers: Sequence[torch.Tensor], scalars: Sequence[Scalar]) -> None:
-            addresses = pointers(*[tensor.data_ptr() for tensor in buffers])
+            addresses = pointers(*_addresses(buffers))
             entry(addresses, floats, integers, torch.get_num_threads() if is_large else 1)
 
         return launch
@@ -116,7 +116,7 @@ class CompiledKernel:
             for position, place in strides:
                 values[position] = buffers[place.buffer].stride(place.axis)
             entry(
-                pointers(*[tensor.data_ptr() for tensor in buffers]),
+                pointers(*_addresses(buffers)),
                 doubles(*[float(scalars[i]) for i in real]),
                 int64s(*[int(scalars[i]) for i in whole], *values),
                 torch.get_num_threads() if is_large else 1,
@@ -139,6 +139,24 @@ class CompiledKernel:
         raise InvariantError(
             f"kernel {self.source.kernel.name}: no value for size {name}; given: {given}"
         )
+
+
+def _addresses(buffers: Sequence[torch.Tensor]) -> list[int]:
+    """Where the buffers lie.
+
+    UserError for elements that lie nowhere, as those of fake and freed tensors: a kernel would end
+    the process.
+    """
+    addresses = [tensor.data_ptr() for tensor in buffers]
+    if 0 in addresses:
+        for tensor, address in zip(buffers, addresses, strict=True):
+            if address == 0 and tensor.numel():
+                raise UserError(
+                    f"a {type(tensor).__name__} of shape {list(tensor.shape)} has no memory: it is "
+                    "fake, or its storage has been freed; kernels take tensors that hold their "
+                    "elements"
+                )
+    return addresses
 
 
 def find_stride_sources(kernel: Kernel) -> dict[IndexName, StrideSource]:

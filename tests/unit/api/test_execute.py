@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from meshfuse import DataType, FusionDefinition, ParallelType, TensorView
 from meshfuse.multidevice import DeviceMesh
@@ -292,3 +293,19 @@ def test_shardings_are_reported_after_a_call_only() -> None:
     [y] = fd.execute([X])
     assert fd.fec.get_output_shardings() == []
     assert type(y) is torch.Tensor
+
+
+def test_tensors_without_memory_of_their_own_are_refused() -> None:
+    """A kernel that read or wrote through a null address would end the process."""
+    fd = FusionDefinition()
+    fd.add_output(fd.define_tensor([-1, -1]) + 1)
+    freed = torch.ones(2, 2)
+    assert torch.equal(fd.execute([freed])[0], freed + 1)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"a Tensor of shape \[2, 2\] has no memory"):
+        fd.execute([freed])
+    with FakeTensorMode():
+        fake = torch.ones(2, 2)
+    with pytest.raises(RuntimeError, match=r"Expected input 0.* holds its own .* a FakeTensor"):
+        fd.execute([fake])
+    assert fd.execute([torch.ones(0, 2)])[0].shape == (0, 2)

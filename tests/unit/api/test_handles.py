@@ -223,6 +223,9 @@ def test_a_handle_of_another_definition() -> None:
         fd.add_output(stranger)
     with pytest.raises(RuntimeError, match="belongs to another"):
         _ = x + stranger
+    _, symbolic = define(-1)
+    with pytest.raises(RuntimeError, match=r"broadcast_in_dim\(T0, .*: i0 belongs to another"):
+        fd.ops.broadcast_in_dim(x, [symbolic.size(0), 4], [1])
 
 
 def test_every_handle_says_its_dtype() -> None:
