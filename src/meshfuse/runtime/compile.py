@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import blake2b
@@ -16,7 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import final
 
-from meshfuse.base.errors import InvariantError, Unsupported
+from meshfuse.base.errors import InvariantError, Unsupported, UserError
 from meshfuse.base.trace import Activity, Trace, Work
 from meshfuse.codegen.source import KernelSource
 from meshfuse.runtime.launch import CompiledKernel
@@ -63,7 +62,7 @@ def loaded_openmp() -> Path | None:
 
 @final
 class KernelCompiler:
-    """Compiles each distinct source once, in a private directory that goes with the process.
+    """Compiles each distinct source once. Files last no longer than it takes to load them.
 
     Safe to use from several threads; compiling the same source at once compiles it once.
     """
@@ -75,10 +74,8 @@ class KernelCompiler:
             names = ", ".join(COMPILER_NAMES)
             raise CompilerNotFound(f"no C++ compiler on the PATH (looked for {names})")
         self._compiler = found
-        self._directory = Path(tempfile.mkdtemp(prefix="meshfuse-"))
         self._lock = Lock()
         self._libraries: dict[str, Future[ctypes.CDLL]] = {}
-        weakref.finalize(self, _remove_directory, self._directory, os.getpid())
 
     def compile_source(self, source: KernelSource, trace: Trace | None = None) -> CompiledKernel:
         """The kernel, ready to call; building it is a span of `trace`.
@@ -119,11 +116,21 @@ class KernelCompiler:
             return self._build(source, digest)
 
     def _build(self, source: KernelSource, digest: str) -> ctypes.CDLL:
-        text = self._directory / f"{digest}.cpp"
+        """Compile in a directory of its own; once it is loaded the library needs no file."""
+        try:
+            with tempfile.TemporaryDirectory(prefix="meshfuse-") as folder:
+                return ctypes.CDLL(str(self._compile_file(source, digest, Path(folder))))
+        except OSError as error:
+            raise UserError(
+                f"{source.entry} cannot be compiled in the temporary directory: {error}; "
+                "TMPDIR names one that has room and lets programs run"
+            ) from error
+
+    def _compile_file(self, source: KernelSource, digest: str, folder: Path) -> Path:
+        text, library = folder / f"{digest}.cpp", folder / f"{digest}.so"
         text.write_text(source.text, encoding="utf-8")
-        unfinished = self._directory / f"{digest}.so.partial"
         openmp = loaded_openmp()
-        command = [str(self._compiler), *FLAGS, str(text), "-o", str(unfinished)]
+        command = [str(self._compiler), *FLAGS, str(text), "-o", str(library)]
         command += [] if openmp is None else [str(openmp)]
         try:
             done = subprocess.run(
@@ -133,9 +140,7 @@ class KernelCompiler:
             raise CompilationFailed(f"{source.entry}: {error}") from error
         if done.returncode:
             raise CompilationFailed(_explain_failure(source, command, done.stderr))
-        library = self._directory / f"{digest}.so"
-        unfinished.replace(library)
-        return ctypes.CDLL(str(library))
+        return library
 
 
 def _explain_failure(source: KernelSource, command: Sequence[str], errors: str) -> str:
@@ -144,9 +149,3 @@ def _explain_failure(source: KernelSource, command: Sequence[str], errors: str) 
     first = [line for line in errors.splitlines() if "error" in line] or errors.splitlines()
     reason = "\n  ".join(first[:_ERROR_LINES])
     return f"{command[0]} refused {source.entry}; its source is kept in {kept}:\n  {reason}"
-
-
-def _remove_directory(directory: Path, owner: int) -> None:
-    """A forked child runs finalizers too, but the directory is its parent's."""
-    if os.getpid() == owner:
-        shutil.rmtree(directory, ignore_errors=True)

@@ -1,6 +1,5 @@
 """Building kernels and calling them: what is shared, what is refused, what is left behind."""
 
-import gc
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Thread
@@ -10,7 +9,7 @@ import torch
 
 import hand_written_kernels as hand
 from meshfuse.base.dtypes import DataType
-from meshfuse.base.errors import InvariantError, Unsupported
+from meshfuse.base.errors import InvariantError, Unsupported, UserError
 from meshfuse.codegen.cpp import print_cpp
 from meshfuse.runtime.compile import (
     CompilationFailed,
@@ -56,19 +55,20 @@ def test_a_refused_source_is_kept_and_may_be_tried_again(
         assert kept.read_text() == broken.text
 
 
-def test_the_directory_goes_with_the_compiler(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_file_outlasts_loading(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not of a process that is killed either; and nobody's cleaning of old files is in the way."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    compiler = KernelCompiler()
-    compiled = compiler.compile_source(NEG)
-    assert len(list(tmp_path.iterdir())) == 1
-    del compiler
-    gc.collect()
+    compiled = KernelCompiler().compile_source(NEG)
     assert list(tmp_path.iterdir()) == []
     out = torch.zeros(3)
     compiled([torch.ones(3), out], {}, {"columns": 3})
     assert out.tolist() == [-1, -1, -1]
+
+
+def test_a_temporary_directory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nonexistent")
+    with pytest.raises(UserError, match=r"cannot be compiled .*/nonexistent.*; TMPDIR names one"):
+        KernelCompiler().compile_source(NEG)
 
 
 def test_kernels_use_the_openmp_that_torch_loaded(compiler: KernelCompiler) -> None:
