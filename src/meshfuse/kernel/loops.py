@@ -19,7 +19,7 @@ from meshfuse.kernel.accumulators import (
 )
 from meshfuse.kernel.elements import Element, Index, operand_elements
 from meshfuse.kernel.frame import Frame, Position, is_never_empty, loop_symbol, position_in
-from meshfuse.kernel.index import bounds_within
+from meshfuse.kernel.index import bounds_within, symbol_names
 from meshfuse.kernel.nests import Nest
 from meshfuse.kernel.nodes import BufferName, Carry, For, KernelOperand, Store, ValueName
 from meshfuse.kernel.values import Emitter, convert, keep_reduced, value_at
@@ -185,19 +185,19 @@ def _emit_element(
         convert(emitter.values, value_at(emitter.values, term), program.tensor(out).dtype).operand
         for term, out in zip(terms, expr.outs, strict=False)
     ]
-    mask = bounds_within(position.bounds, _reduced_symbols(emitter, nest, path))
+    mask = bounds_within(position.bounds, _reduced_symbols(emitter, nest, position))
     return emit_step(emitter.values.body, expr, running, operands, mask)
 
 
-def _reduced_symbols(emitter: LoopEmitter, nest: Nest, path: Path) -> frozenset[str]:
-    """The loop variables and tile axes that run over reduced axes."""
-    loops = zip(nest.serial, path, strict=True)
-    groups = zip(nest.tiles, emitter.frame.tile_axes_of(nest), strict=True)
-    return frozenset(
-        (
-            *(variable.name for loop, variable in loops if loop.reduced),
-            *(axis.name for group, axis in groups if group.reduced),
-        )
+def _reduced_symbols(emitter: LoopEmitter, nest: Nest, position: Position) -> frozenset[str]:
+    """The loops and tile axes that run over axes reduced here, or later where this is a part.
+
+    A part has elements for which no terms are left; they count when the parts are reduced.
+    """
+    return symbol_names(
+        position.indices[axis.name]
+        for axis in emitter.program.tensor(nest.tensor).maybe_root
+        if axis.kind is AxisKind.reduction
     )
 
 

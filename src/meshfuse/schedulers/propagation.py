@@ -19,7 +19,14 @@ from meshfuse.ir.schedule import steps_above
 from meshfuse.schedulers.iteration_space import IterationSpace, SpaceAxis, iteration_space
 from meshfuse.schedulers.loop_plan import AxisNamer, Follower, LoopPlan, follower
 
-_LANES = (ParallelType.vectorize, ParallelType.unroll)
+_LANES = (
+    ParallelType.block_x,
+    ParallelType.block_y,
+    ParallelType.block_z,
+    ParallelType.vectorize,
+    ParallelType.unroll,
+)
+"""Iterations that one program does at once."""
 
 
 # Splits and merges.
@@ -34,7 +41,8 @@ def transform_like(
     """Split, merge and order the loops of `targets` (by default all tensors) like `reference`'s.
 
     With `position`, only as far as the first loops need it. What a tensor has split or merged
-    otherwise, bound or inlined stays as it is (law L4), and so do loops that `reference` has not.
+    otherwise, bound or inlined stays as it is (law L4). Loops that `reference` has not stand behind
+    its own, but outside its lanes.
     """
     space = iteration_space(program)
     plan, shared = _plan_of(program, space, reference, position)
@@ -225,7 +233,15 @@ def _plan_of(
     steps = (*definition.root_steps, *schedule.steps)
     if position is not None:
         steps = steps_above(steps, leaves)
-    return LoopPlan(steps, leaves, outer=len(leaves)), _space_axes(program, space, reference)
+    outer = next((k for k, leaf in enumerate(leaves) if schedule.binding(leaf) in _LANES), None)
+    plan = LoopPlan(steps, leaves, outer=len(leaves) if outer is None else outer)
+    shared = _space_axes(program, space, reference)
+    for tensor, other in program.fusion.tensors.items():
+        if other.root_steps:  # what cuts its root axes may have made axes that others have
+            for planned, own in _follow(program, space, tensor, plan, shared).found.items():
+                if own in space.axis_of:
+                    shared.setdefault(space.axis_of[own], planned)
+    return plan, shared
 
 
 def _space_axes(

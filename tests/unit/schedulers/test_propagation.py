@@ -125,6 +125,8 @@ def test_parts_of_a_reduction() -> None:
     backwards = transform_like(transforms.split(followed, z, 0, 2), z)
     assert nest(backwards, part) == ["i2", "i2", "i4", "r3"]
     assert nest(backwards, y) == ["i2", "i2", "r4"]
+    lanes = bind(bind(backwards, z, 0, GRID), z, 2, VECTOR)
+    assert bound(parallelize_like(lanes, z), y) == [GRID, SERIAL, VECTOR]
 
 
 def test_only_as_far_as_the_first_loops_need() -> None:
