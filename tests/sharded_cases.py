@@ -133,6 +133,46 @@ def all_reduce_max(d: int) -> Built:
     return Built(fd, [data], [Expected(data.amax(1), -1)], ("all_reduce",))
 
 
+def all_reduce_min_and_prod(d: int) -> Built:
+    mesh = DeviceMesh(range(d))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([5, d * 3], contiguity=True)
+        fd.add_output(fd.ops.min(x, [1]))
+        fd.add_output(fd.ops.prod(x, [1]))
+        block(mesh, x, 1)
+    data = integers(5, d * 3)
+    expected = [Expected(data.amin(1), -1), Expected(data.prod(1), -1)]
+    return Built(fd, [data], expected, ("all_reduce", "all_reduce"))
+
+
+def split_heads(d: int) -> Built:
+    """The heads of a column-parallel linear stay where they are; to sum over them, one exchange."""
+    mesh = DeviceMesh(range(d))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([2, -1, 8], contiguity=True)
+        weight = fd.define_tensor([d * 2 * 3, 8], contiguity=True)
+        heads = fd.ops.reshape(fd.ops.linear(x, weight), [2, fd.ops.size(x, 1), d * 2, 3])
+        fd.add_output(fd.ops.permute(heads, [0, 2, 1, 3]) * 2.0)
+        fd.add_output(fd.ops.sum(heads, [2, 3]))
+        replicate(mesh, x)
+        block(mesh, weight, 0)
+    inputs = [integers(2, 5, 8), integers(d * 6, 8)]
+    value = torch.nn.functional.linear(*inputs).reshape(2, 5, d * 2, 3)
+    expected = [Expected(value.permute(0, 2, 1, 3) * 2, 1), Expected(value.sum((2, 3)), -1)]
+    return Built(fd, inputs, expected, ("all_reduce",))
+
+
+def reshape_gathers(d: int) -> Built:
+    """The ranks' blocks are no longer blocks of the merged axis: it is gathered."""
+    mesh = DeviceMesh(range(d))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([3, d * 2], contiguity=True)
+        fd.add_output(fd.ops.relu(fd.ops.reshape(x, [-1])))
+        block(mesh, x, 1)
+    data = integers(3, d * 2)
+    return Built(fd, [data], [Expected(data.reshape(-1).relu(), -1)], ("all_gather",))
+
+
 def reduce_scatter(d: int) -> Built:
     mesh = DeviceMesh(range(d))
     with FusionDefinition() as fd:
@@ -313,6 +353,9 @@ CASES: dict[str, Case] = {
         all_reduce_whole_axis,
         all_reduce_split_axis,
         all_reduce_max,
+        all_reduce_min_and_prod,
+        split_heads,
+        reshape_gathers,
         reduce_scatter,
         reduce_scatter_noncontiguous,
         linear_3d_weight,

@@ -8,7 +8,7 @@ from functools import singledispatch
 from typing import final
 
 from meshfuse.base.errors import InvariantError, Unsupported, UserError
-from meshfuse.expr import IntExpr, ceildiv, const, mul
+from meshfuse.expr import IntExpr, ceildiv, const, const_value, known_multiple, mul
 from meshfuse.expr.polynomial import quotient_if_exact
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
 from meshfuse.ir.comm import AllReduce, ReduceScatter
@@ -82,7 +82,10 @@ def _tensor_digits(
 
 
 def axis_digits(program: Program, tensor: TensorName) -> dict[AxisName, Digits]:
-    """The digits of each root and logical axis, tensor axis or not, as the loop nest has them."""
+    """The digits of each root and logical axis, tensor axis or not, as the loop nest has them.
+
+    Left out are root axes of which ranks hold no whole pieces.
+    """
     schedule, axes = program.schedule(tensor), program.all_axes(tensor)
     digits: dict[AxisName, Digits] = {}
     for leaf in schedule.leaves:
@@ -92,8 +95,10 @@ def axis_digits(program: Program, tensor: TensorName) -> dict[AxisName, Digits]:
                 f"{tensor}, loop axis {axes[leaf]}: {binding} is no axis of {schedule.mesh}"
             )
         digits[leaf] = (Digit(axes[leaf].extent, binding if binding.is_mesh else None),)
-    for step in reversed((*program.tensor(tensor).root_steps, *schedule.steps)):
+    for step in reversed(schedule.steps):
         _undo(step, digits, axes, tensor)
+    for step in reversed(program.tensor(tensor).root_steps):
+        _undo_root(step, digits, axes)
     return digits
 
 
@@ -117,6 +122,23 @@ def _undo(
             digits[outer], digits[inner] = pair
         case Swizzle1d(source, out):
             digits[source] = digits[out]  # which chunk a rank begins with is not compared
+
+
+def _undo_root(
+    step: Step, digits: dict[AxisName, Digits], axes: Mapping[AxisName, IterDomain]
+) -> None:
+    """As `_undo`, but without an entry for what cannot be told."""
+    match step:
+        case Split(source, outer, inner):
+            if outer in digits and inner in digits:
+                digits[source] = digits[outer] + digits[inner]
+        case Merge(outer, inner, out):
+            pair = deal_digits(digits[out], axes[outer], axes[inner]) if out in digits else None
+            if pair is not None:
+                digits[outer], digits[inner] = pair
+        case Swizzle1d(source, out):
+            if out in digits:
+                digits[source] = digits[out]
 
 
 def local_extents(program: Program, tensor: TensorName) -> tuple[IntExpr, ...]:
@@ -263,6 +285,26 @@ def _unmerge(digits: Digits, outer: IterDomain, inner: IterDomain) -> tuple[Digi
         rest.append(Digit(above))
         needed = const(1)
     return tuple(rest) or (Digit(outer.extent),), tuple(taken)
+
+
+def deal_digits(
+    digits: Digits, outer: IterDomain, inner: IterDomain
+) -> tuple[Digits, Digits] | None:
+    """The digits of an axis that splits exactly into two parts; None if one straddles them.
+
+    Blocks of an outer part whose size is a symbol are taken to be whole, as a run demands of it.
+    """
+    pair = _unmerge(digits, outer, inner)
+    if pair is not None:
+        return pair
+    owned = [digit for digit in digits if digit.owner is not None]
+    ranks = mul(const(1), *(digit.extent for digit in owned))
+    even = const_value(outer.extent) is None or known_multiple(
+        outer.extent, const_value(ranks) or 0
+    )
+    if list(digits[: len(owned)]) != owned or not even:
+        return None
+    return (*owned, Digit(ceildiv(outer.extent, ranks))), (Digit(inner.extent),)
 
 
 # The reduction behind a partial tensor.

@@ -140,31 +140,47 @@ def derive_reshape(
 
 
 def _groups(own: Sequence[IntExpr], wanted: Sequence[IntExpr]) -> Iterator[tuple[range, range]]:
-    """The smallest runs of axes, from the left, that have as many elements on both sides.
+    """The smallest runs of axes that have as many elements on both sides, in order.
 
-    What is not known to be equal is one run, to the end.
+    They are found from the left, then from the right. What is left between is one run.
+    """
+    left = list(_runs(own, wanted))
+    i, j = (left[-1][0].stop, left[-1][1].stop) if left else (0, 0)
+    m, n = len(own), len(wanted)
+    right = [
+        (range(m - a.stop, m - a.start), range(n - b.stop, n - b.start))
+        for a, b in _runs(own[i:][::-1], wanted[j:][::-1])
+    ]
+    end, stop = (right[-1][0].start, right[-1][1].start) if right else (m, n)
+    yield from left
+    if i < end or j < stop:
+        yield range(i, end), range(j, stop)
+    yield from reversed(right)
+
+
+def _runs(own: Sequence[IntExpr], wanted: Sequence[IntExpr]) -> Iterator[tuple[range, range]]:
+    """The smallest runs from the left that are known to have as many elements.
+
+    Neither side is used up before the other: no run is empty.
     """
     i = j = 0
-    while i < len(own) or j < len(wanted):
-        pairs = (
-            (a, b)
-            for total in range(2, len(own) - i + len(wanted) - j + 1)
-            for a in range(1, total)
-            if (b := total - a) <= len(wanted) - j and a <= len(own) - i
-        )
-        rest = (len(own) - i, len(wanted) - j)
-        a, b = next(
+    while i < len(own) and j < len(wanted):
+        found = next(
             (
-                (a, b)
-                for a, b in pairs
-                if known_equal(mul(*own[i : i + a]), mul(*wanted[j : j + b]))
+                (a, total - a)
+                for total in range(2, len(own) - i + len(wanted) - j + 1)
+                for a in range(1, total)
+                if a <= len(own) - i
+                and total - a <= len(wanted) - j
+                and (a == len(own) - i) == (total - a == len(wanted) - j)
+                and known_equal(mul(*own[i : i + a]), mul(*wanted[j : j + total - a]))
             ),
-            rest,
+            None,
         )
-        if len(own) - i - a == 0 or len(wanted) - j - b == 0:
-            a, b = rest
-        yield range(i, i + a), range(j, j + b)
-        i, j = i + a, j + b
+        if found is None:
+            return
+        yield range(i, i + found[0]), range(j, j + found[1])
+        i, j = i + found[0], j + found[1]
 
 
 def _merge_all(

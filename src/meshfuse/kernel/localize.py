@@ -141,8 +141,8 @@ def _local_definition(
             )
         logical.append(replace(axis, extent=namer.local(local_extent(own))))
     if len(logical) == len(definition.logical):
-        _check_root_is_whole(program, tensor)
-        return replace(definition, logical=tuple(logical))
+        local = replace(definition, logical=tuple(logical))
+        return _with_local_root(program, tensor, local, digits, namer) if local.root else local
     roots = [axis.kind for axis in definition.root]
     if roots and [axis.kind for axis in logical] != roots:
         raise InvariantError(f"localize: {tensor}: {logical} and its root {roots} differ in kinds")
@@ -170,12 +170,33 @@ def _holds_one_block_or_cycle(digits: Digits) -> bool:
     return sum(digit.owner is None for digit in digits) <= 1
 
 
-def _check_root_is_whole(program: Program, tensor: TensorName) -> None:
-    schedule = program.schedule(tensor)
-    if program.tensor(tensor).root and any(b.is_mesh for b in schedule.bindings.values()):
-        raise Unsupported(
-            f"localize: {tensor} is reshaped and split over a mesh; its root has no local form yet"
-        )
+def _with_local_root(
+    program: Program,
+    tensor: TensorName,
+    local: TensorDef,
+    digits: Mapping[AxisName, Digits],
+    namer: _SizeNamer,
+) -> TensorDef:
+    """The steps of a reshape on local sizes: what a rank holds of a merged axis is the product of
+    what it holds of the parts.
+    """
+    axes, mesh = program.all_axes(tensor), program.schedule(tensor).mesh
+
+    def local_size(axis: AxisName) -> IntExpr:
+        if axis not in digits:
+            raise Unsupported(
+                f"localize: {tensor}, axis {axes[axis]}: a rank holds parts of blocks of it"
+            )
+        return namer.local(local_extent(canonical(digits[axis], axes[axis].extent, mesh)))
+
+    steps = tuple(
+        replace(step, factor=local_size(step.inner if step.inner_split else step.outer))
+        if isinstance(step, Split)
+        else step
+        for step in local.root_steps
+    )
+    root = tuple(replace(axis, extent=local_size(axis.name)) for axis in local.root)
+    return replace(local, root=root, root_steps=steps)
 
 
 # Schedules.

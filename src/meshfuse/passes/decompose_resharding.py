@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from meshfuse.base.dtypes import ITEM_BYTES
@@ -11,13 +11,14 @@ from meshfuse.base.trace import Note
 from meshfuse.facts.facts import tensor_outputs
 from meshfuse.facts.redistribute import COMMUNICATION_NAMES, Move, communication_of, plan
 from meshfuse.facts.refusal import Refusal
+from meshfuse.facts.reshape import digits_after_reshape, in_blocks
 from meshfuse.facts.sharding import Digits, Sharding, canonical, owners_of, sharding_of
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.comm import Communication, LocalSlice
 from meshfuse.ir.mesh import DeviceMesh
-from meshfuse.ir.ops import Expr, Linear, Pointwise, Reduction, Set
+from meshfuse.ir.ops import Expr, Linear, Pointwise, Reduction, Reshape, Set
 from meshfuse.ir.program import Program
-from meshfuse.ir.rewrite import Name, map_names, with_exprs
+from meshfuse.ir.rewrite import Name, add_tensor, map_names, with_exprs
 from meshfuse.passes.apply_sharding import new_sharded_tensor
 from meshfuse.passes.linear_bias import separate_bias
 from meshfuse.passes.operands import with_operands
@@ -29,6 +30,7 @@ from meshfuse.passes.placement import (
     placed_operands,
     placement_of,
     produced_sharding,
+    reshape_placement,
 )
 from meshfuse.passes.sharding_rules import carried_axes, sharding_rule
 
@@ -101,6 +103,8 @@ def _decompose_copy(work: _Rewriting, expr: Set) -> None:
 def _decompose_compute(work: _Rewriting, expr: Expr, mesh: DeviceMesh) -> None:
     program, outs = work.program, tensor_outputs(work.program, expr)
     placement = _cheaper_placement(program, expr, placement_of(program, outs[0], mesh), mesh)
+    if isinstance(expr, Reshape):
+        placement = reshape_placement(program, expr, placement, mesh)
     operands = list(expr.ins)
     for position in placed_operands(program, expr):
         need = needed_sharding(program, expr, position, placement, mesh)
@@ -114,10 +118,18 @@ def _decompose_compute(work: _Rewriting, expr: Expr, mesh: DeviceMesh) -> None:
             work.program, local = new_local_result(work.program, out, placement, made)
             renamed[out] = local
             results.append((out, local, made))
+            if isinstance(expr, Reshape):
+                work.program = _without_root(work.program, out)
     work.exprs.append(map_names(with_operands(expr, operands), renamed))
     for out, local, made in results:
         moves = _plan(work.program, out, made, sharding_of(work.program, out))
         _communicate(work, local, moves, _result_reason(expr, out, made), out)
+
+
+def _without_root(program: Program, tensor: TensorName) -> Program:
+    """For a tensor that a communication is to define, which changes no axes."""
+    definition = replace(program.tensor(tensor), root=(), root_steps=())
+    return add_tensor(program, tensor, definition, program.schedule(tensor))
 
 
 def _moved_operand(work: _Rewriting, operand: TensorName, need: Sharding, expr: Expr) -> TensorName:
@@ -186,6 +198,8 @@ def _cheaper_placement(
         if not _moves_data(program, expr, position, placement, mesh):
             continue
         other = _placement_like(program, expr, position, placement, mesh)
+        if isinstance(expr, Reshape) and not _makes_blocks(program, expr, other):
+            return placement
         if other is not None and all(
             sharding_of(program, TensorName(str(expr.ins[k])))
             == needed_sharding(program, expr, k, other, mesh)
@@ -194,6 +208,14 @@ def _cheaper_placement(
             return other
         return placement
     return placement
+
+
+def _makes_blocks(program: Program, expr: Reshape, placement: Placement | None) -> bool:
+    """Whether ranks that compute at `placement` make blocks of the result."""
+    axes = [axis.name for axis in program.tensor(expr.out).root]
+    root = {} if placement is None else dict(zip(axes, placement, strict=True))
+    found = digits_after_reshape(program, expr.out, root, None)
+    return found is not None and all(map(in_blocks, found.values()))
 
 
 def _moves_data(

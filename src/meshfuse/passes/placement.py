@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from meshfuse.base.errors import Unsupported
+from dataclasses import replace
+
+from meshfuse.base.errors import InvariantError, Unsupported
 from meshfuse.facts.facts import tensor_outputs
+from meshfuse.facts.reshape import digits_after_reshape, in_blocks
 from meshfuse.facts.sharding import (
     Digit,
     Digits,
@@ -20,9 +23,9 @@ from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
 from meshfuse.ir.fusion import TensorDef
 from meshfuse.ir.infer import is_tensor
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
-from meshfuse.ir.ops import Expr, Set
+from meshfuse.ir.ops import Expr, Reshape, Set
 from meshfuse.ir.program import Program
-from meshfuse.ir.rewrite import fresh_axes
+from meshfuse.ir.rewrite import fresh_axes, replay_steps
 from meshfuse.ir.schedule import Split
 from meshfuse.passes.apply_sharding import place_tensor, split_into
 from meshfuse.passes.sharding_rules import carried_axes
@@ -93,6 +96,8 @@ def produced_sharding(
             "shards, and its terms do not combine across ranks; reduce a set() of the operand that "
             "is replicated there"
         )
+    if isinstance(expr, Reshape):
+        return _reshaped(program, out, placement, mesh)
     if definition.root:
         if reduced_mesh_axes(program, out):
             raise Unsupported(
@@ -106,6 +111,38 @@ def produced_sharding(
         if axis.kind.is_tensor_axis
     )
     return Sharding(mesh, axes, {owner: str(function) for owner in crossing})
+
+
+def _reshaped(
+    program: Program, out: TensorName, placement: Placement, mesh: DeviceMesh
+) -> Sharding:
+    definition = program.tensor(out)
+    root = {a.name: digits for a, digits in zip(definition.root, placement, strict=True)}
+    digits = digits_after_reshape(program, out, root, mesh)
+    if digits is None:
+        raise InvariantError(f"reshape {out} computes where ranks hold parts of blocks: {root}")
+    return Sharding(mesh, tuple(digits[axis.name] for axis in definition.tensor_axes))
+
+
+def reshape_placement(
+    program: Program, expr: Reshape, placement: Placement, mesh: DeviceMesh
+) -> Placement:
+    """`placement`, with the axes whole of which the operand could not be brought into such pieces.
+
+    Blocks can be made of anything; strided pieces must be there already. All axes are whole where
+    the pieces would not be whole ones of the result.
+    """
+    have = sharding_of(program, expr.src).axes
+    need = needed_sharding(program, expr, 0, placement, mesh).axes
+    root = program.tensor(expr.out).root
+    pieces = dict(zip((axis.name for axis in root), placement, strict=True))
+    if digits_after_reshape(program, expr.out, pieces, mesh) is None:
+        return tuple((Digit(axis.extent),) for axis in root)
+    axes = zip(root, placement, have, need, strict=True)
+    return tuple(
+        digits if there == wanted or in_blocks(digits) else (Digit(axis.extent),)
+        for axis, digits, there, wanted in axes
+    )
 
 
 def is_local(program: Program, expr: Expr, mesh: DeviceMesh) -> bool:
@@ -143,6 +180,8 @@ def new_local_result(
     ranks is partial:  root [m, r{k}], k at [2@x, k/2]  ->  logical [m, p{2}, r{k/2}], p bound to x
     """
     like = program.tensor(out)
+    if like.root and all(axis.kind.is_tensor_axis for axis in like.root):
+        return _new_reshaped(program, like, sharding)
     program, root = fresh_axes(program, [(_reduced_kind(a), a.extent) for a in like.maybe_root])
     logical: list[IterDomain] = []
     steps: list[Split] = []
@@ -160,6 +199,17 @@ def new_local_result(
                 bindings[part] = digit.owner
     definition = TensorDef(like.dtype, tuple(logical), root if steps else (), tuple(steps))
     return place_tensor(program, definition, sharding, bindings)
+
+
+def _new_reshaped(
+    program: Program, like: TensorDef, sharding: Sharding
+) -> tuple[Program, TensorName]:
+    """A tensor that is reshaped as `like` is."""
+    program, root = fresh_axes(program, [(axis.kind, axis.extent) for axis in like.root])
+    renamed = {old.name: new.name for old, new in zip(like.root, root, strict=True)}
+    program, steps = replay_steps(program, like.root_steps, renamed)
+    logical = tuple(replace(axis, name=renamed[axis.name]) for axis in like.logical)
+    return place_tensor(program, TensorDef(like.dtype, logical, root, steps), sharding, {})
 
 
 def _reduced_kind(axis: IterDomain) -> AxisKind:

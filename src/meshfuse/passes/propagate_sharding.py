@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from meshfuse.base.trace import Note
 from meshfuse.facts.facts import tensor_operands, tensor_outputs
+from meshfuse.facts.reshape import digits_after_reshape, in_blocks
 from meshfuse.facts.sharding import Digit, Digits, axis_digits, canonical, has_mesh_leaf
 from meshfuse.ir.axes import AxisKind, AxisName, TensorName
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.infer import is_tensor
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
-from meshfuse.ir.ops import Expr
+from meshfuse.ir.ops import Expr, Reshape
 from meshfuse.ir.program import Program
 from meshfuse.passes.apply_sharding import is_free_leaf, shard_leaf
 from meshfuse.passes.finalize_multidevice import check_tensor
@@ -86,10 +87,30 @@ def _spread_forward(program: Program, expr: Expr, frozen: Container[TensorName])
             mesh = program.schedule(source).mesh
             if mesh is not None:
                 digits = axis_digits(program, source)
-                kept = _kept_axes(program, expr, position, out)
-                program = _take(program, out, mesh, [(kept[a], digits[a]) for a in kept])
+                if isinstance(expr, Reshape):
+                    offers = _reshaped_offers(program, expr, digits)
+                else:
+                    kept = _kept_axes(program, expr, position, out)
+                    offers = [(kept[a], digits[a]) for a in kept]
+                program = _take(program, out, mesh, offers)
         program = _bind_reduced(program, expr, out, order)
     return program
+
+
+def _reshaped_offers(
+    program: Program, expr: Reshape, digits: Mapping[AxisName, Digits]
+) -> list[Offer]:
+    """What each sharded axis of the operand makes of the result's axes, where that is blocks.
+
+    T1 [a, k] = reshape(T0 [a*k]), T0 split over mesh_x  ->  a of T1 is split alike
+    """
+    offers: list[Offer] = []
+    for axis, image in carried_axes(program, expr, 0, expr.out).items():
+        if all(digit.owner is None for digit in digits[axis]):
+            continue
+        found = digits_after_reshape(program, expr.out, {image: digits[axis]}, None)
+        offers += [pair for pair in (found or {}).items() if in_blocks(pair[1])]
+    return offers
 
 
 def _spread_backward(program: Program, expr: Expr, frozen: Container[TensorName]) -> Program:
@@ -108,6 +129,10 @@ def _spread_backward(program: Program, expr: Expr, frozen: Container[TensorName]
         # A mesh axis on reduced and kept leaves is a reduce-scatter: operands have the reduced.
         pairs = sorted(carried.items(), key=lambda pair: pair[1] not in reduced)
         offers = [(axis, digits[image]) for axis, image in pairs if image in digits]
+        if isinstance(expr, Reshape):
+            extents = {axis.name: axis.extent for axis in program.tensor(source).tensor_axes}
+            offers = [(axis, canonical(d, extents[axis], None)) for axis, d in offers]
+            offers = [offer for offer in offers if in_blocks(offer[1])]
         whole = source in program.fusion.inputs
         program = _take(program, source, mesh, [] if whole else offers)
     return program

@@ -44,6 +44,8 @@ def steps(program: Program) -> str:
         ([-1, -1, 8], [-1, 8], "i0*i1, 8", "m"),
         ([-1], [-1, 8], "i0 // 8, 8", "s"),
         ([-1, 12], [-1, 4], "3*i0, 4", "ms"),
+        ([-1, 12], [5, 4, 3], "5, 4, 3", "s"),
+        ([-1, -1, 12], [-1, 5, 4, 3], "i0*i1 // 5, 5, 4, 3", "mss"),
     ],
 )
 def test_merges_and_splits(sizes: list[int], wanted: list[int], result: str, derived: str) -> None:
