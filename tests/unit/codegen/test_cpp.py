@@ -17,6 +17,7 @@ from meshfuse.kernel.nodes import (
     Load,
     Store,
     TileAxis,
+    WelfordReduce,
 )
 
 
@@ -72,6 +73,21 @@ def test_a_tile_that_is_no_power_of_two_is_refused() -> None:
     kernel = replace(hand.unary("neg", DataType.Float), tiles=(TileAxis(hand.tile("n0"), 12),))
     with pytest.raises(ScheduleError, match=r"\[tile-size\] pointwise, axis n0: has 12 lanes"):
         print_cpp(kernel)
+
+
+def test_moments_are_not_combined_over_a_tile_of_one_lane() -> None:
+    kernel = hand.row_welford()
+    loop, reduce, *stores = kernel.body
+    assert isinstance(reduce, WelfordReduce)
+    one = hand.tile("m0")
+    kernel = replace(
+        kernel,
+        tiles=(*kernel.tiles, TileAxis(one, 1)),
+        body=(loop, replace(reduce, tiles=(one,)), *stores),
+    )
+    with pytest.raises(ScheduleError, match=r"\[welford-tile\] mean_2, axis n0") as refused:
+        print_cpp(kernel)
+    assert refused.value.hint == "Leave out a WelfordReduce over such axes."
 
 
 def test_mixed_operand_types_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ import torch
 from kernel_programs import finished
 from kernel_runs import check_by_value, checked_kernel
 from meshfuse.base.errors import ScheduleError, Unsupported
+from meshfuse.codegen.cpp_tiles import check_tiles
 from meshfuse.ir import build, transforms
-from meshfuse.ir.axes import TensorName
+from meshfuse.ir.axes import AxisName, TensorName
 from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.program import Program
+from meshfuse.ir.schedule import Merge
 from meshfuse.kernel.lower import lower
 from meshfuse.kernel.printer import print_kernel
 from program_recorder import Recorder
@@ -257,3 +260,41 @@ def test_an_input_is_no_output_of_a_kernel() -> None:
     r.output(x)
     with pytest.raises(Unsupported, match=r"output T0 is an input"):
         lower(finished(r), "k")
+
+
+def test_a_kept_and_a_reduced_axis_in_one_loop() -> None:
+    """Verbs refuse such a merge; a schedule may come from elsewhere."""
+    program, y = sum_program()
+    schedule = program.schedule(y)
+    kept, reduced = schedule.leaves
+    merge_both = replace(
+        schedule, steps=(Merge(kept, reduced, AxisName("a9")),), leaves=(AxisName("a9"),)
+    )
+    with pytest.raises(ScheduleError) as caught:
+        lower(program.with_schedule(y, merge_both), "k")
+    assert (caught.value.code, caught.value.tensor) == ("mixed-merge", y)
+    assert caught.value.axis == "a9"
+    assert caught.value.hint
+
+
+def test_tiles_that_cpp_kernels_cannot_have() -> None:
+    program, y = exp_program()
+    two = apply(
+        program,
+        split(y, 0, 4),
+        split(y, 2, 8),
+        reorder(y, {1: 2}),
+        bind(y, 2, UNROLL),
+        bind(y, 3, VECTOR),
+    )
+    with pytest.raises(ScheduleError) as caught:
+        check_tiles(two)
+    assert (caught.value.code, caught.value.tensor) == ("tile-rank", y)
+    assert caught.value.axis == two.schedule(y).leaves[3]
+    three = apply(program, split(y, 1, 3), bind(y, 2, VECTOR))
+    with pytest.raises(ScheduleError) as caught:
+        check_tiles(three)
+    assert (caught.value.code, caught.value.axis) == ("tile-size", three.schedule(y).leaves[2])
+    check_tiles(
+        apply(program, split(y, 1, 8), split(y, 2, 4), bind(y, 2, BLOCK), bind(y, 3, VECTOR))
+    )
