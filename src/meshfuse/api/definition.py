@@ -30,6 +30,8 @@ from meshfuse.ir.axes import ScalarName
 from meshfuse.ir.program import Program
 from meshfuse.runtime.torch_types import from_torch_dtype
 
+_LONGEST_VECTOR = 1 << 16
+
 
 class EmptyDefinitionError(UserError, NotImplementedError):
     """A definition that has nothing to run."""
@@ -186,6 +188,8 @@ class FusionDefinition:
         """`size` input scalars of type Int; `execute` takes a list in their place."""
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise UserTypeError(f"define_vector({size!r}): size must be an int, 0 or more")
+        if size > _LONGEST_VECTOR:
+            raise UserError(f"define_vector({size}): size must be at most {_LONGEST_VECTOR}")
         return [self.define_scalar(DataType.Int) for _ in range(size)]
 
     # Outputs.

@@ -322,7 +322,10 @@ class TensorView(Arithmetic):
         call = Call("set_allocation_domain", (ids, new_contiguity), receiver=self)
         if not isinstance(ids, list | tuple):
             raise UserTypeError(f"{call}: ids are a list of axes of {self.name}")
-        if not isinstance(new_contiguity, bool | list | tuple):
+        flags = [new_contiguity] if isinstance(new_contiguity, bool) else new_contiguity
+        if not isinstance(flags, list | tuple) or not all(
+            isinstance(f, bool | None) for f in flags
+        ):
             raise UserTypeError(f"{call}: new_contiguity is a bool, or a list of bools and Nones")
         names = self.own_axes(call, ids)
         self._change(call, transforms.set_allocation_domain, names, new_contiguity)

@@ -116,6 +116,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "define_tensor static_sizes": lambda v: define(sizes=[2], strides=[1], static_sizes=v),
     "define_scalar": lambda v: FusionDefinition().define_scalar(v),
     "define_scalar dtype": lambda v: FusionDefinition().define_scalar(1, v),
+    "define_vector": lambda v: FusionDefinition().define_vector(v),
     "from_pytorch": lambda v: FusionDefinition().from_pytorch(v),
     "from_pytorch static": lambda v: FusionDefinition().from_pytorch(torch.ones(2), v),
     "add_output": lambda v: FusionDefinition().add_output(v),
