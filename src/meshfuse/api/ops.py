@@ -210,7 +210,7 @@ class Operations:
         known only when the program runs are compared then.
         """
         call = Call("fd.ops.reshape", (arg,), {"new_shape": new_shape})
-        sizes = _sizes(call, new_shape)
+        sizes = _sizes(call, arg, new_shape)
         return self._tensor(call, arg, lambda program: build.reshape(program, arg.name, sizes))
 
     def squeeze(
