@@ -66,7 +66,7 @@ def gather_segment() -> Program:
     return part.program
 
 
-# S2.1: three kinds, each with its own compile, run and is_compiled, all with the same ids.
+# Three kinds, each with its own compile, run and is_compiled, all with the same ids.
 
 
 def test_executors_know_their_ids_when_they_are_made() -> None:
@@ -106,7 +106,7 @@ def test_ids_of_compiled_programs_count_up() -> None:
     assert second.runtime == first.runtime + 1
 
 
-# S2.2: by the scheduler's name, or by capability in a fixed order.
+# By the scheduler's name, or by capability in a fixed order.
 
 
 def test_dispatch_by_scheduler_is_one_lookup() -> None:
@@ -150,7 +150,7 @@ def test_no_executor_is_an_error_with_all_reasons() -> None:
         dispatch.choose_executor(extract(whole, gathers))
 
 
-# S2.3: only kernels need example arguments.
+# Only kernels need example arguments.
 
 
 def test_compiling_without_arguments() -> None:
@@ -165,7 +165,7 @@ def test_compiling_without_arguments() -> None:
         compile_executor(make_executor(kernel.program), kernel.program)
 
 
-# S2.4: outputs that exist.
+# Outputs that exist.
 
 
 def test_a_kernel_writes_into_given_outputs() -> None:
@@ -243,7 +243,7 @@ def test_torch_refuses_given_outputs_by_the_operation(
         run_executor(executor, program, [X], [torch.empty(expected.shape)])
 
 
-# S2.5: programs with nothing to do.
+# Programs with nothing to do.
 
 
 def test_an_input_as_output_launches_nothing() -> None:
@@ -266,7 +266,7 @@ def test_empty_tensors_run() -> None:
     assert torch.equal(total, torch.zeros(4))
 
 
-# S2.6: profiles.
+# Profiles.
 
 
 @pytest.fixture
@@ -356,7 +356,7 @@ def test_a_communication_reports_bytes_and_writes_into_given_outputs() -> None:
     assert run_ranks(gather_with_profile, 2) == [expected, expected]
 
 
-# S2.8: nothing is dispatched on the way of a call.
+# Nothing is dispatched on the way of a call.
 
 
 def test_a_cached_call_looks_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,7 @@ def test_an_empty_subclass_has_nothing_to_run() -> None:
         Empty().execute([])
 
 
-# S0.5 to S0.7: shardings of results.
+# Shardings of results.
 
 
 def test_impossible_shardings() -> None:

@@ -27,16 +27,19 @@ def constant(value: Scalar, dtype: DataType, call: object) -> Literal:
         return build.literal(_truncate(value, dtype, call), dtype)
     if is_floating(dtype):
         if not isinstance(value, float) and abs(value) >= 1 << sys.float_info.max_exp:
-            raise UserValueError(f"{call}: {value} does not fit into {dtype!r}")
+            raise UserValueError(
+                f"{call}: {value} does not fit into {dtype!r}; it holds numbers up to 1.8e308"
+            )
         return build.literal(_round(float(value), dtype), dtype)
     raise UserTypeError(f"{call}: no constant has type {dtype!r}")
 
 
 def _truncate(value: Scalar, dtype: DataType, call: object) -> int:
-    limit = 1 << (_INTEGER_BITS[dtype] - 1)
+    bits = _INTEGER_BITS[dtype] - 1
+    limit = 1 << bits
     if not math.isfinite(value) or not -limit <= int(value) < limit:
         raise UserValueError(
-            f"{call}: {value} does not fit into {dtype!r}; a float may be as large as 1e308"
+            f"{call}: {value} does not fit into {dtype!r}; it holds -2**{bits} to 2**{bits} - 1"
         )
     return int(value)
 
