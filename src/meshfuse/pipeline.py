@@ -18,6 +18,7 @@ from meshfuse.base.trace import Note
 from meshfuse.codegen.cpp import print_cpp
 from meshfuse.codegen.source import KernelSource
 from meshfuse.facts.refusal import Refusal
+from meshfuse.facts.views import is_in_place
 from meshfuse.host.dispatch import executor_class
 from meshfuse.host.lower import LoweredKernel, lower_to_host
 from meshfuse.host.nodes import HostProgram, KernelName
@@ -157,8 +158,10 @@ def _accepts_locally(program: Program) -> Answer:
 
 
 def _explain_fallback(part: Segment) -> tuple[Note, ...]:
-    """Why ops that a kernel could hold run through torch; nothing for the others."""
+    """Why ops that a kernel could hold run through torch; nothing for others and for views."""
     if KernelExecutor.supports(part.program) is not None:
+        return ()
+    if all(is_in_place(part.program, expr) for expr in part.program.fusion.exprs):
         return ()
     refusals = part.refusals or refusals_of(localize(part.program).program)
     return (_op_by_op(part, "; ".join(map(str, refusals))),)

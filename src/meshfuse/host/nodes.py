@@ -37,7 +37,8 @@ class HostBuffer:
     """A tensor on this rank, with local sizes. `order`: axes, slowest first; () is row-major.
 
     `sharded` has the axis that each mesh axis shards, `partial` how ranks along a mesh axis are to
-    be reduced; along the other mesh axes they hold the same.
+    be reduced; along the other mesh axes they hold the same. With `gaps`, which views may have,
+    strides are any.
     """
 
     name: Out[TensorName]
@@ -47,6 +48,7 @@ class HostBuffer:
     mesh: DeviceMesh | None = None
     sharded: Mapping[ParallelType, int] = field(default_factory=dict[ParallelType, int])
     partial: Mapping[ParallelType, str] = field(default_factory=dict[ParallelType, str])
+    gaps: bool = False
 
     @property
     def memory_order(self) -> tuple[int, ...]:

@@ -56,8 +56,8 @@ def parse_host_program(text: str) -> HostProgram:
                 symbols.append(line)
             case Divides() | Equals() | NotNegative():
                 demands.append(line)
-            case BufferStatement(name, dtype, shape, order, mesh, sharded, partial):
-                buffers[name] = HostBuffer(name, dtype, shape, order, mesh, sharded, partial)
+            case BufferStatement(name, dtype, shape, order, mesh, sharded, partial, gaps):
+                buffers[name] = HostBuffer(name, dtype, shape, order, mesh, sharded, partial, gaps)
             case _:
                 body.append(line)
     return HostProgram(

@@ -58,6 +58,7 @@ class BufferStatement:
     mesh: DeviceMesh | None = None
     sharded: Mapping[ParallelType, int] = field(default_factory=dict[ParallelType, int])
     partial: Mapping[ParallelType, str] = field(default_factory=dict[ParallelType, str])
+    gaps: bool = False
 
 
 HostLine = (
@@ -98,7 +99,7 @@ def print_host_program(program: HostProgram) -> str:
     lines += [ScalarStatement(name, dtype) for name, dtype in program.scalars.items()]
     lines += [*program.symbols, *program.demands]
     lines += [
-        BufferStatement(b.name, b.dtype, b.shape, b.order, b.mesh, b.sharded, b.partial)
+        BufferStatement(b.name, b.dtype, b.shape, b.order, b.mesh, b.sharded, b.partial, b.gaps)
         for b in program.buffers.values()
     ]
     lines += program.body

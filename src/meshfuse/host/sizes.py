@@ -38,6 +38,7 @@ def buffer_of(program: Program, tensor: TensorName) -> HostBuffer:
         mesh,
         {owner: axis for owner, axis in axes.items() if axis >= 0},
         dict(sharding.partial),
+        tensor not in program.fusion.inputs and False in layout.contiguity,
     )
 
 

@@ -292,7 +292,10 @@ def _(node: Evaluate, binding: Binding) -> Step:
 
 
 def _results_read(node: Evaluate, binding: Binding) -> tuple[Result, ...]:
-    """Those tensors made by `node` that are outputs, or that other kinds of nodes read."""
+    """Those tensors made by `node` that are outputs, or that other kinds of nodes read.
+
+    Views with gaps are as they are: who reads them asks for their strides.
+    """
     program = binding.program
     outside: set[str] = {output.buffer for output in program.outputs}
     for other in program.body:
@@ -308,6 +311,7 @@ def _results_read(node: Evaluate, binding: Binding) -> tuple[Result, ...]:
             len(buffer.shape),
         )
         for buffer in buffers
+        if not buffer.gaps
     )
 
 

@@ -13,6 +13,7 @@ from meshfuse.passes.finalize_multidevice import finalize_multidevice
 from meshfuse.passes.fold_casts import fold_casts, remove_unread
 from meshfuse.passes.forget_loops import forget_loops
 from meshfuse.passes.join_reductions import join_reductions
+from meshfuse.passes.mark_aliases import mark_aliases
 from meshfuse.passes.order_sharded_axes import order_sharded_axes
 from meshfuse.passes.propagate_sharding import propagate_sharding
 
@@ -27,6 +28,7 @@ PRESEGMENTATION: tuple[Pass, ...] = (
     remove_unread,
     propagate_sharding,
     decompose_resharding,
+    mark_aliases,
     order_sharded_axes,
     finalize_multidevice,
 )

@@ -6,6 +6,7 @@ from typing import final
 
 from meshfuse.facts.facts import tensor_operands, tensor_outputs
 from meshfuse.facts.refusal import Refusal
+from meshfuse.facts.views import is_in_place
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.ops import Expr, Linear, MatMul
@@ -17,9 +18,16 @@ TORCH_MICROSECONDS = 2 * LAUNCH_MICROSECONDS
 """An operation through torch: dispatch, and an output that is allocated."""
 
 
+VIEW_MICROSECONDS = 1.0
+"""A view through torch: nothing is moved."""
+
+
 @final
 class ExprEvalScheduler(Scheduler):
-    """Any one operation of one rank, run by torch. A kernel is cheaper where it can run it."""
+    """Any one operation of one rank, run by torch, or any number of views, which cost nothing.
+
+    A kernel is cheaper where it can run the operation.
+    """
 
     __slots__ = ()
     name = "expr_eval"
@@ -29,15 +37,22 @@ class ExprEvalScheduler(Scheduler):
         for expr in exprs:
             if isinstance(expr, Communication):
                 return _refuse(self.name, expr, "moves data between ranks")
-        if len(exprs) != 1:
+        if len(exprs) != 1 and not _are_views(program):
             return Refusal(self.name, f"it has {len(exprs)} operations; torch runs one at a time")
         return None
 
     def estimate(self, program: Program) -> float:
+        if _are_views(program):
+            return VIEW_MICROSECONDS * len(program.fusion.exprs)
         return TORCH_MICROSECONDS + _microseconds(program)
 
     def apply(self, program: Program) -> tuple[Program, LaunchHints]:
         return program, LaunchHints()
+
+
+def _are_views(program: Program) -> bool:
+    """Whether every result lies in memory as a view of its operand."""
+    return all(is_in_place(program, expr) for expr in program.fusion.exprs)
 
 
 @final

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from itertools import pairwise
 
 from meshfuse.expr import IntExpr, Symbol, evaluate, free_symbols
 from meshfuse.facts.facts import Facts, tensor_operands, tensor_outputs
 from meshfuse.facts.layout import local_bytes
+from meshfuse.facts.views import views_of_inputs
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.mesh import DeviceMesh
@@ -19,9 +20,17 @@ NOMINAL_SIZE = 1024
 """What an unknown size counts as: segments are a function of the program alone (law L11)."""
 
 
-def stands_alone(expr: Expr) -> bool:
-    """Whether `expr` is a segment of its own: a communication, or a contraction for a library."""
-    return isinstance(expr, Communication | Linear | MatMul)
+def standing_alone(program: Program) -> frozenset[int]:
+    """Positions of the expressions that are segments of their own, for membership tests.
+
+    Communications, contractions for a library, and views of inputs that are returned.
+    """
+    views = views_of_inputs(program)
+    return frozenset(
+        position
+        for position, expr in enumerate(program.fusion.exprs)
+        if isinstance(expr, Communication | Linear | MatMul) or not views.isdisjoint(expr.outs)
+    )
 
 
 def mesh_of(program: Program, expr: Expr) -> DeviceMesh | None:
@@ -50,16 +59,19 @@ def predecessors_of(program: Program) -> dict[int, tuple[int, ...]]:
     }
 
 
-def merge_edges(program: Program, facts: Facts) -> tuple[Edge, ...]:
+def merge_edges(program: Program, facts: Facts, alone: Container[int]) -> tuple[Edge, ...]:
     """Pairs that share a tensor: its definition with each reader, and each reader with the next.
 
-    Only of expressions that may share a segment: none that stands alone, both on one mesh.
+    Only of expressions that may share a segment: none that stands `alone`, both on one mesh.
     """
     positions = {id(expr): position for position, expr in enumerate(program.fusion.exprs)}
     edges: list[Edge] = []
     for tensor in program.fusion.tensors:
-        readers = [expr for expr in facts.uses.get(tensor, ()) if not stands_alone(expr)]
+        uses = facts.uses.get(tensor, ())
+        readers = [expr for expr in uses if positions[id(expr)] not in alone]
         definition = facts.definitions.get(tensor)
+        if definition is not None and positions[id(definition)] in alone:
+            definition = None
         if not readers:
             continue
         saved = nominal_bytes(program, tensor)
@@ -70,7 +82,7 @@ def merge_edges(program: Program, facts: Facts) -> tuple[Edge, ...]:
 
 
 def _pairs(definition: Expr | None, readers: list[Expr]) -> Iterator[tuple[Expr, Expr]]:
-    if definition is not None and not stands_alone(definition):
+    if definition is not None:
         for reader in readers:
             yield definition, reader
     yield from pairwise(readers)

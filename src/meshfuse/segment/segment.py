@@ -13,7 +13,7 @@ from meshfuse.ir.comm import Communication
 from meshfuse.ir.ops import Expr
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import extract, read_names
-from meshfuse.segment.boundaries import merge_edges, predecessors_of, stands_alone
+from meshfuse.segment.boundaries import merge_edges, predecessors_of, standing_alone
 from meshfuse.segment.merge import Edge, in_order, merge_greedily, single_groups
 from meshfuse.segment.segments import Segment, SegmentedProgram
 
@@ -27,14 +27,15 @@ EXPR_EVAL = "expr_eval"
 def segment(program: Program, accepts: Callable[[Program], Answer]) -> SegmentedProgram:
     """Segments of `program` that define before use, each taken by one executor.
 
-    Communications and contractions stand alone. The others merge as far as no cycle arises and all
-    are on one mesh. `accepts` is asked once for each such region, and if it refuses, for parts of
-    it, merged by bytes saved. What it refuses alone goes to "expr_eval", with the reasons.
-    Arithmetic on scalars is repeated in each segment that reads it.
+    Communications, contractions and views of inputs stand alone. The others merge as far as no
+    cycle arises and all are on one mesh. `accepts` is asked once for each such region, and if it
+    refuses, for parts of it, merged by bytes saved. What it refuses alone goes to "expr_eval", with
+    the reasons. Arithmetic on scalars is repeated in each segment that reads it.
     """
-    asking = _Asking(program, accepts, _scalar_definitions(program))
+    alone = standing_alone(program)
+    asking = _Asking(program, accepts, _scalar_definitions(program), alone)
     predecessors = predecessors_of(program)
-    edges = merge_edges(program, facts_of(program))
+    edges = merge_edges(program, facts_of(program), alone)
     regions = single_groups(predecessors)
     merge_greedily(regions, edges, lambda members: True)
     partition: list[tuple[int, ...]] = []
@@ -51,11 +52,12 @@ def segment(program: Program, accepts: Callable[[Program], Answer]) -> Segmented
 @final
 @dataclass(slots=True)
 class _Asking:
-    """The program, and what `accepts` said about parts of it, each asked about once."""
+    """The program, what stands `alone`, and what `accepts` said about parts, each asked once."""
 
     program: Program
     accepts: Callable[[Program], Answer]
     scalars: Mapping[str, int]
+    alone: frozenset[int]
     answers: dict[tuple[int, ...], Answer] = field(default_factory=dict[tuple[int, ...], Answer])
 
     def answer(self, members: tuple[int, ...]) -> Answer:
@@ -98,7 +100,7 @@ def _make_segment(name: str, members: tuple[int, ...], asking: _Asking) -> Segme
     expr = asking.program.fusion.exprs[members[0]]
     if isinstance(expr, Communication):
         return Segment(name, asking.part(members), COMMUNICATION)
-    if stands_alone(expr):
+    if members[0] in asking.alone:
         return Segment(name, asking.part(members), EXPR_EVAL)
     match asking.answer(members):
         case str() as scheduler:
