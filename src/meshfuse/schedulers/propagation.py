@@ -15,7 +15,8 @@ from meshfuse.ir.axes import AxisKind, AxisName, TensorName
 from meshfuse.ir.loop_nests import set_inline_depth
 from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.program import Program
-from meshfuse.ir.schedule import steps_above
+from meshfuse.ir.rewrite import rename_axes
+from meshfuse.ir.schedule import Step, step_results, steps_above
 from meshfuse.schedulers.iteration_space import IterationSpace, SpaceAxis, iteration_space
 from meshfuse.schedulers.loop_plan import AxisNamer, Follower, LoopPlan, follower
 
@@ -41,7 +42,7 @@ def transform_like(
     """Split, merge and order the loops of `targets` (by default all tensors) like `reference`'s.
 
     With `position`, only as far as the first loops need it. What a tensor has split or merged
-    otherwise, bound or inlined stays as it is (law L4). Loops that `reference` has not stand behind
+    otherwise, bound or inlined stays as it is (law 4). Loops that `reference` has not stand behind
     its own, but outside its lanes.
     """
     space = iteration_space(program)
@@ -69,14 +70,14 @@ def bounded_transform_backward(
     With `parallel_types` the first `position` loops are bound alike, too. Raises UserError for a
     bound that `reference` is not computed from.
     """
-    targets = _between(program, facts_of(program), reference, bounds)
+    targets = _between(program, reference, bounds)
     depth = _position(program, reference, position, "bounded_transform_backward")
     program = transform_like(program, reference, targets, depth)
     return parallelize_like(program, reference, depth, targets) if parallel_types else program
 
 
 def _between(
-    program: Program, facts: Facts, reference: TensorName, bounds: Sequence[TensorName]
+    program: Program, reference: TensorName, bounds: Sequence[TensorName]
 ) -> list[TensorName]:
     """The tensors on the ways from `bounds` to `reference`, without it."""
     on_way: dict[TensorName, None] = dict.fromkeys(bounds)
@@ -229,19 +230,50 @@ def _plan_of(
 ) -> tuple[LoopPlan, Mapping[SpaceAxis, AxisName]]:
     """The loops of a tensor as a plan in its own axis names, and what those are in the space."""
     definition, schedule = program.tensor(reference), program.schedule(reference)
-    leaves = schedule.leaves if position is None else schedule.leaves[:position]
-    steps = (*definition.root_steps, *schedule.steps)
+    shared = _space_axes(program, space, reference)
+    behind = _steps_behind(program, space, shared)
+    steps = (*behind, *definition.root_steps, *schedule.steps)
+    leaves = schedule.leaves
     if position is not None:
+        leaves = leaves[:position]
         steps = steps_above(steps, leaves)
     outer = next((k for k, leaf in enumerate(leaves) if schedule.binding(leaf) in _LANES), None)
     plan = LoopPlan(steps, leaves, outer=len(leaves) if outer is None else outer)
-    shared = _space_axes(program, space, reference)
     for tensor, other in program.fusion.tensors.items():
         if other.root_steps:  # what cuts its root axes may have made axes that others have
             for planned, own in _follow(program, space, tensor, plan, shared).found.items():
                 if own in space.axis_of:
                     shared.setdefault(space.axis_of[own], planned)
     return plan, shared
+
+
+def _steps_behind(
+    program: Program, space: IterationSpace, shared: dict[SpaceAxis, AxisName]
+) -> tuple[Step, ...]:
+    """How axes of the plan derive from axes of earlier tensors: by reshapes in between.
+
+    T1 [m] = reshape(T0 [i, j]), m split by the plan  ->  i and j merge into m, for those before T1.
+    The root axes of such tensors join `shared`.
+    """
+    steps: tuple[Step, ...] = ()
+    outs = [out for expr in program.fusion.exprs for out in tensor_outputs(program, expr)]
+    for out in reversed(outs):
+        definition = program.tensor(out)
+        made = {result for step in definition.root_steps for result in step_results(step)}
+        logical = {
+            axis.name: shared[space.axis_of[axis.name]]
+            for axis in definition.logical
+            if space.axis_of.get(axis.name) in shared
+        }
+        roots = [a.name for a in definition.root if a.name in space.axis_of]
+        if not made.intersection(logical) or any(
+            space.axis_of[root] in shared and root not in logical for root in roots
+        ):
+            continue
+        steps = (*(rename_axes(step, logical) for step in definition.root_steps), *steps)
+        for root in roots:
+            shared.setdefault(space.axis_of[root], root)
+    return steps
 
 
 def _space_axes(

@@ -218,3 +218,26 @@ def test_positions() -> None:
             parallelize_like(program, t["out"], position)
     placed = transforms.set_device_mesh(program, t["x"], make_mesh([0, 1]))
     assert inlined(inline_at(placed, t["out"], 0)) == dict.fromkeys(inlined(placed), 0)
+
+
+# Through reshapes.
+
+
+def test_a_reshape_is_done_backwards_where_it_was_not_done() -> None:
+    """What was merged on the way is merged before, then cut alike; one that cancels leaves none."""
+    r = Recorder()
+    x = r.input([4, 8])
+    before = r.pointwise("exp", x)
+    flat = r.add(build.reshape, before, [32])
+    middle = r.pointwise("neg", flat)
+    back = r.add(build.reshape, middle, [4, 8])
+    after = r.pointwise("neg", back)
+    r.output(after)
+    program = finished(r)
+    rows = bind(transforms.split(program, middle, 0, 16), middle, 0, GRID)
+    rows = parallelize_like(transform_like(rows, middle), middle)
+    for tensor in (x, before, flat, middle):
+        assert nest(rows, tensor) == ["i2", "i16"]
+    assert bound(rows, before) == [GRID, SERIAL]
+    columns = transform_like(transforms.split(program, after, 1, 4), after)
+    assert nest(columns, before) == nest(columns, back) == ["i4", "i2", "i4"]
