@@ -294,11 +294,41 @@ template <class U> MF_INLINE auto mf_from_half_bits(U bits) {
   const U special = magnitude | 0x7f800000u;
   return mf_bits<float>((U)(sign | (magnitude >= 0x0f800000u ? special : finite)));
 }
+// To 16 bits and back, by the machine where it can.
+template <class V> MF_INLINE mf_tile<uint16_t, mf_traits<V>::lanes> mf_pack_half(V x) {
+  typedef mf_tile<uint16_t, mf_traits<V>::lanes> H;
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) {
+    typedef short S __attribute__((vector_size(32)));
+    return (H)__builtin_ia32_vcvtps2ph512_mask(x, 0, S{}, (uint16_t)-1);
+  }
+#endif
+#if defined(__F16C__)
+  if constexpr (sizeof(V) == 32) return (H)__builtin_ia32_vcvtps2ph256(x, 0);
+#endif
+  return mf_convert<uint16_t>(mf_to_half_bits(x));
+}
+template <class H> MF_INLINE mf_tile<float, mf_traits<H>::lanes> mf_unpack_half(H bits) {
+  typedef mf_tile<float, mf_traits<H>::lanes> V;
+#if defined(__AVX512F__)
+  if constexpr (sizeof(H) == 32) {
+    typedef short S __attribute__((vector_size(32)));
+    return __builtin_ia32_vcvtph2ps512_mask((S)bits, V{}, (uint16_t)-1, 4);
+  }
+#endif
+#if defined(__F16C__)
+  if constexpr (sizeof(H) == 16) {
+    typedef short S __attribute__((vector_size(16)));
+    return __builtin_ia32_vcvtph2ps256((S)bits);
+  }
+#endif
+  return mf_from_half_bits(mf_convert<uint32_t>(bits));
+}
 template <class V> MF_INLINE V mf_round_bfloat16(V x) {
   return mf_map([](auto v) { return mf_from_bfloat16_bits(mf_to_bfloat16_bits(v)); }, x);
 }
 template <class V> MF_INLINE V mf_round_half(V x) {
-  return mf_map([](auto v) { return mf_from_half_bits(mf_to_half_bits(v)); }, x);
+  return mf_map([](auto v) { return mf_unpack_half(mf_pack_half(v)); }, x);
 }
 
 template <class S> struct mf_storage { typedef S element; };
@@ -319,7 +349,7 @@ template <int W, class S> MF_INLINE auto mf_load(const S* p) {
   } else if constexpr (__is_same(S, mf_bfloat16)) {
     return mf_from_bfloat16_bits(mf_convert<uint32_t>(mf_load_raw<uint16_t, W>(p)));
   } else if constexpr (__is_same(S, mf_half)) {
-    return mf_from_half_bits(mf_convert<uint32_t>(mf_load_raw<uint16_t, W>(p)));
+    return mf_unpack_half(mf_load_raw<uint16_t, W>(p));
   } else if constexpr (__is_same(S, mf_bool)) {
     return mf_nonzero(mf_convert<int32_t>(mf_load_raw<uint8_t, W>(p)));
   } else {
@@ -336,7 +366,7 @@ template <class S, class V> MF_INLINE void mf_store(S* p, V x) {
   } else if constexpr (__is_same(S, mf_bfloat16)) {
     mf_store_raw(p, mf_convert<uint16_t>(mf_to_bfloat16_bits(x)));
   } else if constexpr (__is_same(S, mf_half)) {
-    mf_store_raw(p, mf_convert<uint16_t>(mf_to_half_bits(x)));
+    mf_store_raw(p, mf_pack_half(x));
   } else if constexpr (__is_same(S, mf_bool) && !__is_same(V, bool)) {
     mf_store_raw(p, mf_convert<uint8_t>(x & mf_all<V>(1)));
   } else {
