@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import struct
 import sys
 
 from meshfuse.base.dtypes import DataType, Scalar, is_floating, is_integral
 from meshfuse.base.errors import UserTypeError, UserValueError
+from meshfuse.base.rounding import round_number
 from meshfuse.ir import build
 from meshfuse.ir.ops import Literal
 
@@ -30,7 +30,7 @@ def constant(value: Scalar, dtype: DataType, call: object) -> Literal:
             raise UserValueError(
                 f"{call}: {value} does not fit into {dtype!r}; it holds numbers up to 1.8e308"
             )
-        return build.literal(_round(float(value), dtype), dtype)
+        return build.literal(round_number(float(value), dtype), dtype)
     raise UserTypeError(f"{call}: no constant has type {dtype!r}")
 
 
@@ -42,32 +42,3 @@ def _truncate(value: Scalar, dtype: DataType, call: object) -> int:
             f"{call}: {value} does not fit into {dtype!r}; it holds -2**{bits} to 2**{bits} - 1"
         )
     return int(value)
-
-
-def _round(value: float, dtype: DataType) -> float:
-    match dtype:
-        case DataType.Float:
-            return _through(value, "<f")
-        case DataType.Half:
-            return _through(value, "<e")
-        case DataType.BFloat16:
-            return _round_to_bfloat16(value)
-        case _:
-            return value
-
-
-def _through(value: float, layout: str) -> float:
-    try:
-        return struct.unpack(layout, struct.pack(layout, value))[0]
-    except OverflowError:
-        return math.copysign(math.inf, value)
-
-
-def _round_to_bfloat16(value: float) -> float:
-    """The upper half of a float32, rounded to nearest even."""
-    single = _through(value, "<f")
-    if not math.isfinite(single):
-        return single
-    (bits,) = struct.unpack("<I", struct.pack("<f", single))
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
-    return struct.unpack("<f", struct.pack("<I", rounded))[0]

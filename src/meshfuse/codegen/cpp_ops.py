@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Sequence
 
 from meshfuse.base.dtypes import DataType, Scalar, compute_dtype, is_floating, is_integral
 from meshfuse.base.errors import Unsupported
+from meshfuse.base.rounding import round_number
 
 STORAGE_TYPES: dict[DataType, str] = {
     DataType.Double: "double",
@@ -74,27 +74,6 @@ def _integer_literal(value: int, dtype: DataType) -> str:
     if value == _LOWEST_INT[dtype]:
         return f"(-{-(value + 1)}{suffix} - 1)"
     return f"({value}{suffix})" if value < 0 else f"{value}{suffix}"
-
-
-def round_number(number: float, dtype: DataType) -> float:
-    """`number` as a value of a floating type; overflow gives infinity, as in a conversion."""
-    if dtype is DataType.Double or not math.isfinite(number):
-        return number
-    single = _through(number, "f")
-    if dtype is DataType.Half:
-        return _through(single, "e")
-    if dtype is DataType.BFloat16 and math.isfinite(single):
-        (bits,) = struct.unpack("<I", struct.pack("<f", single))
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        return struct.unpack("<f", struct.pack("<I", rounded))[0]
-    return single
-
-
-def _through(number: float, code: str) -> float:
-    try:
-        return struct.unpack(code, struct.pack(code, number))[0]
-    except OverflowError:
-        return math.copysign(math.inf, number)
 
 
 def round_value(text: str, dtype: DataType) -> str:

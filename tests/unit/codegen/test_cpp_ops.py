@@ -11,7 +11,6 @@ from meshfuse.codegen.cpp_ops import (
     REDUCTION_FUNCTORS,
     SCALAR_EMITTERS,
     literal,
-    round_number,
     value_type,
 )
 from meshfuse.ir.pointwise import REDUCTION_FUNCTIONS, SCALAR_FUNCTIONS
@@ -45,14 +44,6 @@ def test_every_statement_and_function_is_printed() -> None:
 )
 def test_literals(value: float, dtype: DataType, text: str) -> None:
     assert literal(value, dtype) == text
-
-
-def test_a_literal_of_16_bits_is_rounded_to_nearest_even() -> None:
-    assert round_number(1 + 2**-8, DataType.BFloat16) == 1.0
-    assert round_number(1 + 3 * 2**-8, DataType.BFloat16) == 1 + 2**-6
-    assert round_number(1 + 2**-11, DataType.Half) == 1.0
-    assert round_number(3.4e38, DataType.BFloat16) == math.inf
-    assert round_number(-70000.0, DataType.Half) == -math.inf
 
 
 def test_lanes_of_bool_are_masks() -> None:
