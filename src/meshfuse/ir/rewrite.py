@@ -105,18 +105,20 @@ def copy_tensor(
     """
     definition, schedule = program.tensor(name), program.schedule(name)
     program, out = fresh_tensor_name(program)
-    program, logical = fresh_axes(program, [(a.kind, a.extent) for a in definition.tensor_axes])
-    renamed = {old.name: new.name for old, new in zip(definition.tensor_axes, logical, strict=True)}
-    program, steps = replay_steps(program, schedule.steps, renamed)
-    copied = Schedule(
-        leaves=tuple(renamed[leaf] for leaf in schedule.leaves if leaf in renamed),
-        steps=steps,
-        bindings={
-            renamed[leaf]: bound for leaf, bound in schedule.bindings.items() if leaf in renamed
-        },
-        mesh=schedule.mesh,
-    )
+    program, logical, copied = copy_axes(program, definition.tensor_axes, schedule)
     return add_tensor(program, out, TensorDef(dtype or definition.dtype, logical), copied), out
+
+
+def copy_axes(
+    program: Program, axes: Sequence[IterDomain], schedule: Schedule
+) -> tuple[Program, tuple[IterDomain, ...], Schedule]:
+    """Fresh axes like `axes`, and what concerns those in `schedule`: mesh, loops and bindings."""
+    program, fresh = fresh_axes(program, [(axis.kind, axis.extent) for axis in axes])
+    renamed = {old.name: new.name for old, new in zip(axes, fresh, strict=True)}
+    program, steps = replay_steps(program, schedule.steps, renamed)
+    bindings = {renamed[leaf]: to for leaf, to in schedule.bindings.items() if leaf in renamed}
+    leaves = tuple(renamed[leaf] for leaf in schedule.leaves if leaf in renamed)
+    return program, fresh, Schedule(leaves, steps, bindings, schedule.mesh)
 
 
 def replay_steps(

@@ -1,4 +1,4 @@
-"""The tile program: what one kernel does, for any target, on local shapes (law L9).
+"""The tile program: what one kernel does, for any target, on local shapes (law 1).
 
 A grid of independent programs runs the body. A value varies over a set of tile axes (named,
 unordered); operands broadcast by name. Indices are integer expressions in sizes, grid axes, loop
@@ -34,7 +34,7 @@ class Buffer:
     A stride of constant 1 or 0 is a promise of the signature, a stride symbol is passed at launch.
     """
 
-    name: BufferName
+    name: Out[BufferName]
     dtype: DataType
     shape: tuple[IntExpr, ...]
     strides: tuple[IntExpr, ...]

@@ -14,7 +14,6 @@ from meshfuse.kernel.nodes import (
 )
 from meshfuse.kernel.printer import (
     KERNEL_GRAMMAR,
-    BufferStatement,
     GridStatement,
     KernelStatement,
     ScalarStatement,
@@ -40,10 +39,8 @@ def parse_kernel(text: str) -> Kernel:
     body: list[Statement] = []
     for line in statement.lines:
         match line:
-            case BufferStatement():
-                buffers.append(
-                    Buffer(line.name, line.dtype, line.shape, line.strides, line.written)
-                )
+            case Buffer():
+                buffers.append(line)
             case ScalarStatement():
                 scalars.append(ScalarParameter(line.name, line.dtype))
             case SizesStatement():

@@ -21,19 +21,7 @@ from meshfuse.base.dtypes import DataType
 from meshfuse.base.text import Block, Grammar, Out, Rest
 from meshfuse.expr import IntExpr
 from meshfuse.ir.printer import IR_CODECS
-from meshfuse.kernel.nodes import STATEMENTS, BufferName, IndexName, Kernel, Statement, ValueName
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class BufferStatement:
-    """`T0 = buffer(f32, [i0], [1])`: a Buffer."""
-
-    name: Out[BufferName]
-    dtype: DataType
-    shape: tuple[IntExpr, ...]
-    strides: tuple[IntExpr, ...]
-    written: bool = False
+from meshfuse.kernel.nodes import STATEMENTS, Buffer, IndexName, Kernel, Statement, ValueName
 
 
 @final
@@ -71,9 +59,7 @@ class TileStatement:
     size: int
 
 
-KernelLine = (
-    BufferStatement | ScalarStatement | SizesStatement | GridStatement | TileStatement | Statement
-)
+KernelLine = Buffer | ScalarStatement | SizesStatement | GridStatement | TileStatement | Statement
 
 
 @final
@@ -88,7 +74,7 @@ class KernelStatement:
 KERNEL_GRAMMAR: Final = Grammar(
     (
         KernelStatement,
-        BufferStatement,
+        Buffer,
         ScalarStatement,
         SizesStatement,
         GridStatement,
@@ -102,7 +88,7 @@ KERNEL_GRAMMAR: Final = Grammar(
 def print_kernel(kernel: Kernel) -> str:
     """The text of a kernel, without a final newline."""
     lines: list[KernelLine] = [
-        *(BufferStatement(b.name, b.dtype, b.shape, b.strides, b.written) for b in kernel.buffers),
+        *kernel.buffers,
         *(ScalarStatement(scalar.name, scalar.dtype) for scalar in kernel.scalars),
     ]
     if kernel.sizes:

@@ -10,8 +10,7 @@ from meshfuse.ir.fusion import TensorDef
 from meshfuse.ir.infer import ONE, pointwise_dtypes, tensor_shape
 from meshfuse.ir.ops import Broadcast, Cast, Expr, Linear, Pointwise
 from meshfuse.ir.program import Program
-from meshfuse.ir.rewrite import add_tensor, fresh_axes, fresh_tensor_name, replay_steps
-from meshfuse.ir.schedule import Schedule
+from meshfuse.ir.rewrite import add_tensor, copy_axes, copy_tensor, fresh_axes, fresh_tensor_name
 from meshfuse.ir.transforms import clear_reductions
 from meshfuse.passes.apply_sharding import place_tensor
 
@@ -33,9 +32,7 @@ def separate_bias(program: Program, expr: Linear) -> tuple[Program, tuple[Expr, 
     parts: list[Expr] = [Linear(product, expr.src, expr.weight), *broadcast]
     if dtype is program.tensor(expr.out).dtype:
         return program, (*parts, Pointwise(expr.out, "add", (product, bias)))
-    program, total = _twin(program, expr.out)
-    definition = replace(program.tensor(total), dtype=dtype)
-    program = add_tensor(program, total, definition, program.schedule(total))
+    program, total = copy_tensor(program, expr.out, dtype=dtype)
     return program, (*parts, Pointwise(total, "add", (product, bias)), Cast(expr.out, total))
 
 
@@ -43,15 +40,7 @@ def _twin(program: Program, tensor: TensorName) -> tuple[Program, TensorName]:
     """A tensor that nothing defines yet, with all axes of `tensor` and its loop nest."""
     definition, schedule = program.tensor(tensor), program.schedule(tensor)
     program, name = fresh_tensor_name(program)
-    program, logical = fresh_axes(program, [(a.kind, a.extent) for a in definition.logical])
-    renamed = {old.name: new.name for old, new in zip(definition.logical, logical, strict=True)}
-    program, steps = replay_steps(program, schedule.steps, renamed)
-    copied = Schedule(
-        leaves=tuple(renamed[leaf] for leaf in schedule.leaves),
-        steps=steps,
-        bindings={renamed[leaf]: bound for leaf, bound in schedule.bindings.items()},
-        mesh=schedule.mesh,
-    )
+    program, logical, copied = copy_axes(program, definition.logical, schedule)
     return add_tensor(program, name, replace(definition, logical=logical), copied), name
 
 
