@@ -119,10 +119,6 @@ class Trace:
         """Begin a run that ends elsewhere, by its number: a communication ends at its wait."""
         self._open[number] = (work, extent, time.perf_counter_ns())
 
-    def opened(self, number: int) -> Work:
-        """What the run of this number, which has not ended, is about."""
-        return self._open[number][0]
-
     def close(self, number: int) -> None:
         """End the run of this number."""
         end = time.perf_counter_ns()

@@ -43,7 +43,6 @@ from meshfuse.kernel.nodes import (
     WelfordStep,
 )
 
-LANGUAGE = "cpp"
 PRELUDE = (files("meshfuse.codegen") / "cpp_prelude.hpp").read_text(encoding="utf-8")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -74,7 +73,7 @@ def print_cpp(kernel: Kernel) -> KernelSource:
         _print_arguments(frame)
         _print_grid(frame)
     text = f"{PRELUDE}\n" + "\n".join(frame.lines) + "\n"
-    return KernelSource(LANGUAGE, entry, text, kernel)
+    return KernelSource(entry, text, kernel)
 
 
 def _print_arguments(frame: CppFrame) -> None:

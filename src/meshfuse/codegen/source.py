@@ -13,12 +13,11 @@ from meshfuse.kernel.nodes import Kernel
 class KernelSource:
     """`text` is a whole translation unit; `entry` the function to call.
 
-    cpp: `extern "C" void entry(void** buffers, const double* floats, const int64_t* integers,
+    `extern "C" void entry(void** buffers, const double* floats, const int64_t* integers,
     int threads)`. `buffers` are in the kernel's order; scalar parameters of floating type stand in
     `floats`, integer and bool ones first in `integers`, followed by the kernel's sizes.
     """
 
-    language: str
     entry: str
     text: str
     kernel: Kernel

@@ -116,25 +116,13 @@ def _(expr: Linear, program: Program) -> Mapping[int, Places]:
     return places
 
 
-def axis_map(
-    expr: Expr, program: Program, src: TensorName, out: TensorName | None = None
-) -> dict[AxisName, AxisName]:
-    """Tensor axes of `src` -> root (else logical) axes of `out`, the first output unless given.
-
-    A broadcast axis that stretches is left out: each rank has all of it. Where `expr` reads `src`
-    twice, the first operand that places an axis decides.
-    """
-    found: dict[AxisName, AxisName] = {}
-    for position, operand in enumerate(expr.ins):
-        if operand == src:
-            found = {**operand_axis_map(expr, program, position, out), **found}
-    return found
-
-
 def operand_axis_map(
     expr: Expr, program: Program, position: int, out: TensorName | None = None
 ) -> dict[AxisName, AxisName]:
-    """As `axis_map`, for the operand at `position` alone."""
+    """Tensor axes of an operand -> root (else logical) axes of `out`, by default the first output.
+
+    A broadcast axis that stretches is left out: each rank has all of it.
+    """
     places = axis_pairs(expr, program).get(position)
     if places is None:
         return {}

@@ -21,9 +21,6 @@ SCHEDULERS: Final[tuple[Scheduler, ...]] = (
 )
 """In the order that breaks ties."""
 
-KERNEL_SCHEDULERS: Final = ("pointwise", "reduction", "normalization")
-"""The schedulers whose segments become kernels."""
-
 
 def accepts(program: Program) -> str | tuple[Refusal, ...]:
     """The name of the scheduler that takes a segment at the lowest estimate, or all refusals."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from meshfuse.facts.axis_map import axis_map, axis_pairs
+from meshfuse.facts.axis_map import axis_pairs, operand_axis_map
 from meshfuse.ir import build
 from meshfuse.ir.axes import TensorName
 from program_recorder import Recorder
 
 
 def named(recorder: Recorder, src: TensorName, out: TensorName) -> dict[int, int]:
-    """The axis map of the last expression, by tensor axis of `src` and place in `out`."""
+    """The axis map of the last expression, by axis of its operand `src` and place in `out`."""
     program = recorder.program
-    mapped = axis_map(program.fusion.exprs[-1], program, src, out)
+    expr = program.fusion.exprs[-1]
+    mapped = operand_axis_map(expr, program, expr.ins.index(src), out)
     source = [axis.name for axis in program.tensor(src).tensor_axes]
     target = [axis.name for axis in program.tensor(out).maybe_root]
     return {source.index(axis): target.index(image) for axis, image in mapped.items()}
