@@ -139,7 +139,7 @@ def compile_scheduled(
 def _lower_segment(
     whole: Program, part: Segment, signature: Signature
 ) -> tuple[Program, LoweredKernel]:
-    """One segment on local shapes (law L9), scheduled, and the kernel of that."""
+    """One segment on local shapes (law 1), scheduled, and the kernel of that."""
     refined = refine_layouts(part.program, whole.fusion.inputs, signature)
     local = localize(refined)
     scheduled, _ = schedule(local.program, part.scheduler)

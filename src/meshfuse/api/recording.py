@@ -1,6 +1,6 @@
 """The mutable part of a definition: its program so far, its handles, and the calls that made it.
 
-Everything below room 12 is frozen (law L2). A handle is a (recording, name) pair; a mutator
+Everything below floor 12 is frozen (law 2). A handle is a (recording, name) pair; a mutator
 replaces the recording's Program, or leaves it as it was when it raises.
 """
 

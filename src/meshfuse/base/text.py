@@ -1,4 +1,4 @@
-"""One text grammar for every IR, driven by dataclass fields (law L7).
+"""One text grammar for every IR, driven by dataclass fields (law 7).
 
 A statement is one line, with an optional block:
 

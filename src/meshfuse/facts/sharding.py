@@ -1,4 +1,4 @@
-"""Shardings: which rank holds what. Derived from loop nests, compared structurally (law L10)."""
+"""Shardings: which rank holds what. Derived from loop nests, compared structurally."""
 
 from __future__ import annotations
 

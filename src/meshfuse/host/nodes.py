@@ -1,4 +1,4 @@
-"""The host program: what the CPU of every rank does, in order (law L6). One text for all ranks.
+"""The host program: what the CPU of every rank does, in order (law 6). One text for all ranks.
 
 Buffers are named like the program's tensors; sizes are local and are expressions in the program's
 symbols, which are bound from the inputs at each call.

@@ -111,7 +111,7 @@ def _communicate(program: Program, expr: Expr, number: int) -> Communicate:
 
 
 def lower_scheduled(program: Program, name: str, signature: Signature) -> LoweredKernel:
-    """A program as one kernel on local shapes (law L9), by the schedule that it has.
+    """A program as one kernel on local shapes (law 1), by the schedule that it has.
 
     Raises ScheduleError for a schedule that is no legal form, Unsupported where the shards have
     none.

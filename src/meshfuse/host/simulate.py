@@ -53,7 +53,7 @@ def simulate(
 def _check_sizes(
     executables: Mapping[int, Executable], inputs: Mapping[int, Sequence[Argument]]
 ) -> None:
-    """Law L11: ranks agree on what communication depends on."""
+    """Law 9: ranks agree on what communication depends on."""
     seen: dict[str, tuple[int, int]] = {}
     for rank, executable in executables.items():
         if executable.is_outside:

@@ -38,7 +38,7 @@ class AxisKind(Enum):
 @final
 @dataclass(frozen=True, slots=True)
 class IterDomain:
-    """One axis: its kind and its global extent (law L1)."""
+    """One axis: its kind and its global extent (law 1)."""
 
     name: AxisName
     kind: AxisKind

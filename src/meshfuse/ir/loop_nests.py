@@ -1,6 +1,6 @@
 """Verbs on loop nests: split, merge, swizzle and reorder the loops of a tensor.
 
-Each maps a Program to a Program and only extends the schedule (law L4): a bound leaf is neither
+Each maps a Program to a Program and only extends the schedule (law 4): a bound leaf is neither
 transformed nor bound to something else. Loop axes are counted with reduced ones among them.
 """
 

@@ -1,4 +1,4 @@
-"""Device meshes, and one type for device, stream, block and thread parallelism (law L3)."""
+"""Device meshes, and one type for device, stream, block and thread parallelism (law 3)."""
 
 from __future__ import annotations
 

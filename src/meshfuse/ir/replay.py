@@ -148,7 +148,7 @@ def _names(axes: Sequence[IterDomain]) -> list[AxisName]:
 
 
 def _check_free(program: Program, source: TensorName, target: TensorName, call: str) -> None:
-    """Law L4: what an earlier stage has decided about `target` stays."""
+    """Law 4: what an earlier stage has decided about `target` stays."""
     schedule, wanted = program.schedule(target), program.schedule(source)
     if schedule.steps or schedule.bindings:
         raise UserError(

@@ -3,7 +3,7 @@
     T1 [i, r{12}] = sum(T0, [1]), its reduced axis split into r{3} and r{4}
     rfactor(T1, [2])  ->  T2 [i, i{3}, r{4}] = sum(T0, [1]);  T1 [i, r{3}] = sum(T2, [1])
 
-The consumer keeps its name, its kept axes and the loops of what it still reduces (law L4). The
+The consumer keeps its name, its kept axes and the loops of what it still reduces (law 4). The
 producer speaks of the operand by root axes, from which the steps that cut the reduced axis lead to
 its logical ones. Named after Suriana, Adams and Kamil, Parallel associative reductions in Halide
 (2017).

@@ -116,7 +116,7 @@ class Allocation:
 @final
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Derivation steps, leaves (the loop nest), and what each is bound to. Law L4: extend only.
+    """Derivation steps, leaves (the loop nest), and what each is bound to. Law 4: extend only.
 
     A leaf that `bindings` does not name is serial. A mesh axis on a reduction leaf says that the
     reduction crosses ranks; at most one iteration leaf carries a given mesh axis. `inline_depth` is

@@ -1,4 +1,4 @@
-"""Law L9: the same tensors as one rank sees them, with local extents and no mesh.
+"""Law 1: the same tensors as one rank sees them, with local extents and no mesh.
 
     T0 [a0:i{i0}], a0 split in 2 over mesh_x   ->   T0 [a0:i{e0}],  sizes {e0: (i0 + 1) // 2}
 

@@ -17,7 +17,7 @@ def refine_layouts(
     """Give those of `inputs` that `program` reads the layout that the signature has for them.
 
     A declared layout says less than the strides of a call: axes of any stride, for example. For
-    kernels only (law L11): what ranks exchange may not depend on strides.
+    kernels only (law 9): what ranks exchange may not depend on strides.
     """
     for name, argument in zip(inputs, signature.arguments, strict=True):
         if name in program.fusion.tensors and isinstance(argument, TensorSignature):

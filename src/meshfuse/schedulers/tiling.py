@@ -41,7 +41,7 @@ class Tiling:
 
 
 def apply_tiling(program: Program, space: IterationSpace, tiling: Tiling) -> Program:
-    """Extend the schedule of every tensor (law L4), whose loop nests must still be plain."""
+    """Extend the schedule of every tensor (law 4), whose loop nests must still be plain."""
     plan, namer = _plan_of(tiling), AxisNamer(program.serials.get("a", 0))
     schedules: dict[TensorName, Schedule] = {}
     for tensor, schedule in program.schedules.items():

@@ -17,7 +17,7 @@ from meshfuse.ir.program import Program
 from meshfuse.segment.merge import Edge
 
 NOMINAL_SIZE = 1024
-"""What an unknown size counts as: segments are a function of the program alone (law L11)."""
+"""What an unknown size counts as: segments are a function of the program alone (law 9)."""
 
 
 def standing_alone(program: Program) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Law L9: local extents, no mesh, and size symbols that say what they are globally."""
+"""Law 1: local extents, no mesh, and size symbols that say what they are globally."""
 
 from __future__ import annotations
 
