@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import final
 
 from meshfuse.expr import mul
+from meshfuse.facts.layout import contiguous_in, layout_of
 from meshfuse.facts.refusal import Refusal
-from meshfuse.ir.axes import TensorName
+from meshfuse.ir.axes import AxisKind, TensorName
+from meshfuse.ir.ops import Cast, Pointwise, Reshape, Set
 from meshfuse.ir.program import Program
 from meshfuse.schedulers.cost import (
     LAUNCH_MICROSECONDS,
@@ -26,6 +28,9 @@ from meshfuse.schedulers.tiling import Tiling, apply_tiling
 
 PROGRAMS = 64
 """Programs that a kernel should have at least, so that every core gets its share."""
+
+FLAT_OPERATIONS = (Pointwise, Cast, Set, Reshape)
+"""What keeps the elements of a tensor in their order."""
 
 
 @final
@@ -62,12 +67,25 @@ class PointwiseScheduler(Scheduler):
     def apply(self, program: Program) -> tuple[Program, LaunchHints]:
         space = iteration_space(program)
         order = space.memory_order(program.fusion.outputs[0].tensor)
-        if not order or lies_alike(program, space, order):
+        if not order or lies_alike(program, space, order) or is_flat(program):
             tiling = Tiling((), (), order, chunk_groups=PROGRAMS)
         else:
             *rows, columns = dict.fromkeys(order)
             tiling = Tiling(tuple(rows), (), (columns,), groups_for(space, rows))
         return apply_tiling(program, space, tiling), LaunchHints()
+
+
+def is_flat(program: Program) -> bool:
+    """Whether all tensors have their elements in memory in one order, whatever axes they give them.
+
+    Indices of reshaped axes then come together to the place in that order.
+    """
+    tensors = program.fusion.tensors
+    return all(isinstance(expr, FLAT_OPERATIONS) for expr in program.fusion.exprs) and all(
+        layout_of(program, tensor) == contiguous_in(program, tensor, range(tensors[tensor].ndim))
+        and all(axis.kind is AxisKind.iteration for axis in tensors[tensor].tensor_axes)
+        for tensor in inputs_and_outputs(program)
+    )
 
 
 def groups_for(space: IterationSpace, rows: Sequence[SpaceAxis]) -> int | None:
