@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from meshfuse.base.dtypes import DataType
-from meshfuse.ir.axes import AxisName, IterDomain, ScalarName, TensorName
+from meshfuse.ir.axes import IterDomain, ScalarName, TensorName
 from meshfuse.ir.ops import Expr
 from meshfuse.ir.schedule import Step
 
@@ -74,8 +74,3 @@ class Fusion:
     def definition(self, name: TensorName | ScalarName) -> Expr | None:
         """The expression that defines `name`, None for an input. Loops want `facts.definitions`."""
         return next((expr for expr in self.exprs if name in expr.outs), None)
-
-    def axis(self, tensor: TensorName, name: AxisName) -> IterDomain:
-        """A root or logical axis of `tensor` by name."""
-        definition = self.tensors[tensor]
-        return next(a for a in (*definition.logical, *definition.root) if a.name == name)

@@ -13,7 +13,6 @@ from meshfuse.expr import IntExpr, IntLike, free_symbols, substitute, symbol
 from meshfuse.ir.axes import AxisName, IterDomain, ScalarName, TensorName
 from meshfuse.ir.fusion import Fusion, Output, ScalarDef, TensorDef
 from meshfuse.ir.infer import AxisShape, infer
-from meshfuse.ir.mesh import DeviceMesh
 from meshfuse.ir.ops import Expr
 from meshfuse.ir.program import Program, fresh_name
 from meshfuse.ir.schedule import Merge, Schedule, Split, Step, step_results, step_sources
@@ -62,16 +61,12 @@ def add_tensor(
 
 
 def new_tensor(
-    program: Program,
-    dtype: DataType,
-    axes: Sequence[AxisShape],
-    mesh: DeviceMesh | None = None,
+    program: Program, dtype: DataType, axes: Sequence[AxisShape]
 ) -> tuple[Program, TensorName]:
     """A tensor with fresh axes that nothing defines yet."""
     program, name = fresh_tensor_name(program)
     program, logical = fresh_axes(program, axes)
-    schedule = Schedule(tuple(axis.name for axis in logical), mesh=mesh)
-    return add_tensor(program, name, TensorDef(dtype, logical), schedule), name
+    return add_tensor(program, name, TensorDef(dtype, logical)), name
 
 
 def append(program: Program, expr: Expr) -> Program:
@@ -224,12 +219,12 @@ def read_names(expr: Expr) -> tuple[Name, ...]:
     return tuple(dict.fromkeys(operand for operand in expr.ins if isinstance(operand, str)))
 
 
-def extract(program: Program, exprs: Sequence[Expr], *, keep: Container[Name] = ()) -> Program:
+def extract(program: Program, exprs: Sequence[Expr]) -> Program:
     """The Program of only these expressions, in the order given, under the same names.
 
     Inputs are the names read but not defined inside, in order of first use; outputs the tensors
-    defined inside that are read outside, are outputs of `program` (aliases are not taken over) or
-    stand in `keep`. Symbols of extents stay free.
+    defined inside that are read outside or are outputs of `program` (aliases are not taken over).
+    Symbols of extents stay free.
     """
     defined = dict.fromkeys(name for expr in exprs for name in expr.outs)
     inputs = dict.fromkeys(
@@ -242,9 +237,7 @@ def extract(program: Program, exprs: Sequence[Expr], *, keep: Container[Name] = 
             wanted.update(TensorName(name) for name in read_names(expr))
     tensors = program.fusion.tensors
     outputs = tuple(
-        Output(TensorName(name))
-        for name in defined
-        if name in tensors and (name in wanted or name in keep)
+        Output(TensorName(name)) for name in defined if name in tensors and name in wanted
     )
     fusion = replace(program.fusion, exprs=tuple(exprs), inputs=tuple(inputs), outputs=outputs)
     return without_unnamed(replace(program, fusion=fusion))

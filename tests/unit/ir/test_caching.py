@@ -50,7 +50,7 @@ def test_a_copy_is_placed_and_laid_out_like_the_tensor() -> None:
     assert sharding_of(cached, copy) == sharding_of(cached, x)
     allocation = cached.schedule(copy).allocation
     assert allocation is not None
-    extents = [str(cached.fusion.axis(copy, axis).extent) for axis in allocation.order]
+    extents = [str(cached.all_axes(copy)[axis].extent) for axis in allocation.order]
     assert extents == ["6", "4"]
     assert allocation.contiguity == (False, True)
     cached, copy = transforms.cache_after(program, x, propagate_allocation=False)
