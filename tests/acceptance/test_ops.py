@@ -519,6 +519,33 @@ def test_ops(group: Group, path: str, symbolic: bool) -> None:
     assert next(results, None) is None
 
 
+@pytest.mark.parametrize(
+    "group", [group for group in make_groups() if group.dtype in (F32, I32)], ids=str
+)
+def test_repr_defines_the_same_program(group: Group) -> None:
+    fd = define(group, group.inputs(), symbolic=True)
+    scope: dict[str, Callable[[FusionDefinition], None]] = {}
+    exec("from meshfuse import *\n" + repr(fd), scope)  # as users do
+    with FusionDefinition() as again:
+        scope["nvfuser_fusion"](again)
+    assert repr(again.fusion) == repr(fd.fusion)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_sum_of_all_elements_counts_as_dimensioned(path: str) -> None:
+    """It keeps its type beside a 0-dim tensor of a wider one, compared or added: nvFuser's."""
+    data, wide = torch.tensor([1.0, 1e-9]), torch.tensor(1.0 + 1e-9, dtype=F64)
+    with FusionDefinition() as fd:
+        x, y = fd.from_pytorch(data), fd.define_tensor([], [], dtype=DataType.Double)
+        total = fd.ops.sum(x)
+        for output in (total + y, fd.ops.eq(total, y), fd.ops.where(x < 1.0, total, y)):
+            fd.add_output(output)
+    added, equal, chosen = PATHS[path](fd, [data, wide])
+    assert torch.equal(added, torch.tensor(2.0))
+    assert bool(equal)
+    assert torch.equal(chosen, torch.tensor([1.0, 1.0]))
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("source", ALL, ids=str)
 def test_cast(source: torch.dtype, path: str) -> None:
