@@ -113,3 +113,26 @@ def test_reshapes_of_tensors_without_elements(run: Run) -> None:
     assert [output.shape for output in outputs] == [(0, 7), (0, 2, 2)]
     with pytest.raises(RuntimeError, match="must be equal"):
         run(fd, [torch.ones(1, 3), torch.ones(0, 4)])
+
+
+def test_outputs_of_sizes_that_are_equal_only_when_run(run: Run) -> None:
+    """i0 // 8 rows beside 2 rows: loops of one kernel would not agree before the run."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1], contiguity=True)
+        y = fd.define_tensor([-1], contiguity=True)
+        rows = fd.ops.reshape(x, [-1, 8]) * 2.0
+        two = fd.ops.expand(rows, [2, -1])
+        fd.add_output(rows * 3.0)
+        fd.add_output(two + 1.0)
+        fd.add_output(fd.ops.sum(two, [1]))
+        fd.add_output(fd.ops.max(rows, [1]))
+        fd.add_output(fd.ops.add(rows, fd.ops.reshape(y, [-1, 8])))
+        fd.add_output(fd.ops.abs(fd.ops.add(fd.ops.reshape(y, [-1, 8]), rows)))
+    data, other = torch.randn(16), torch.randn(16)
+    wanted = data.reshape(2, 8) * 2
+    total = wanted + other.reshape(2, 8)
+    references = [wanted * 3, wanted + 1, wanted.sum(1), wanted.amax(1), total, total.abs()]
+    for output, reference in zip(run(fd, [data, other]), references, strict=True):
+        torch.testing.assert_close(output, reference)
+    with pytest.raises(RuntimeError, match="meet the sizes"):
+        run(fd, [torch.randn(24), torch.randn(24)])

@@ -23,7 +23,7 @@ from meshfuse.schedulers.iteration_space import (
     reductions_of,
 )
 from meshfuse.schedulers.scheduler import LaunchHints, Scheduler
-from meshfuse.schedulers.segment_checks import describe_axes, refuse_operations
+from meshfuse.schedulers.segment_checks import describe_axes, refuse_operations, refuse_sizes
 from meshfuse.schedulers.tiling import Tiling, apply_tiling
 
 PROGRAMS = 64
@@ -59,7 +59,7 @@ class PointwiseScheduler(Scheduler):
                     f"{describe_axes(space, frozenset(ours))}"
                 )
                 return Refusal(self.name, reason, other)
-        return None
+        return refuse_sizes(space, self.name)
 
     def estimate(self, program: Program) -> float:
         return LAUNCH_MICROSECONDS + microseconds_to_move(program, inputs_and_outputs(program))

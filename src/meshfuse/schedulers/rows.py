@@ -24,7 +24,7 @@ from meshfuse.schedulers.iteration_space import (
     reductions_of,
 )
 from meshfuse.schedulers.scheduler import LaunchHints
-from meshfuse.schedulers.segment_checks import describe_axes, refuse_operations
+from meshfuse.schedulers.segment_checks import describe_axes, refuse_operations, refuse_sizes
 from meshfuse.schedulers.tiling import Tiling, apply_tiling
 
 
@@ -88,7 +88,7 @@ def _refuse_tensors(program: Program, scheduler: str, rows: Rows) -> Refusal | N
                 f"{describe_axes(space, rows.reduced)}"
             )
             return Refusal(scheduler, reason, output.tensor)
-    return None
+    return refuse_sizes(space, scheduler)
 
 
 def tensors_after_reductions(program: Program) -> Iterator[TensorName]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from meshfuse.expr import IntExpr
 from meshfuse.facts.refusal import Refusal
-from meshfuse.ir.axes import TensorName
+from meshfuse.ir.axes import AxisKind, TensorName
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.ops import (
     Broadcast,
@@ -21,7 +22,7 @@ from meshfuse.ir.ops import (
     Welford,
 )
 from meshfuse.ir.program import Program
-from meshfuse.schedulers.iteration_space import IterationSpace, SpaceAxis
+from meshfuse.schedulers.iteration_space import IterationSpace, SpaceAxis, reductions_of
 
 KERNEL_OPERATIONS: tuple[type[Expr], ...] = (
     Pointwise,
@@ -48,6 +49,26 @@ def refuse_operations(program: Program, scheduler: str) -> Refusal | None:
     for output in program.fusion.outputs:
         if output.tensor in program.fusion.inputs:
             return Refusal(scheduler, "an output that is an input needs no kernel", output.tensor)
+    return None
+
+
+def refuse_sizes(space: IterationSpace, scheduler: str) -> Refusal | None:
+    """No outputs or reductions that run together, but whose sizes are found equal only when run.
+
+    They have loop nests of their own, which must agree when the kernel is compiled.
+    """
+    program = space.program
+    found: dict[SpaceAxis, IntExpr] = {}
+    outputs = [output.tensor for output in program.fusion.outputs]
+    for tensor in (*outputs, *(expr.outs[0] for expr in reductions_of(program))):
+        definition = program.tensor(tensor)
+        for axis in (*definition.root, *definition.logical):
+            if axis.kind is AxisKind.broadcast:
+                continue
+            extent = found.setdefault(space.axis_of[axis.name], axis.extent)
+            if extent is not axis.extent:
+                reason = f"it runs over {axis.extent} where others run over {extent}"
+                return Refusal(scheduler, reason, tensor)
     return None
 
 
