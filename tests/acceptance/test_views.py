@@ -126,3 +126,18 @@ def test_a_reshape_between_contractions_moves_nothing() -> None:
     [result] = fd.execute([x, w, v])
     torch.testing.assert_close(result, (x @ w.t()).reshape(2, 3, 3, 4) @ v)
     assert not fd.fec.host_program().kernels
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("static", [True, False])
+def test_a_kernel_reads_a_view_of_an_expanded_input(path: str, static: bool) -> None:
+    """It counts on the stride of 0, so that the view must stay one."""
+    data = integers(5, 3).unsqueeze(-1).expand(5, 3, 4)
+    with FusionDefinition() as fd:
+        x = fd.from_pytorch(data, static_sizes=static)
+        view = fd.ops.broadcast(x, [True, False, False, False])
+        fd.add_output(fd.ops.mul(view, x))
+        fd.add_output(view)
+    product, seen = PATHS[path](fd, [data])
+    assert torch.equal(product, (data * data)[None])
+    assert torch.equal(seen, data[None])

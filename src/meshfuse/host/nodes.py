@@ -38,7 +38,7 @@ class HostBuffer:
 
     `sharded` has the axis that each mesh axis shards, `partial` how ranks along a mesh axis are to
     be reduced; along the other mesh axes they hold the same. With `gaps`, which views may have,
-    strides are any.
+    strides are any, 0 for expanded axes too.
     """
 
     name: Out[TensorName]

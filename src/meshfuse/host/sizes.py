@@ -9,7 +9,7 @@ from meshfuse.base.errors import InvariantError, Unsupported
 from meshfuse.expr import IntExpr, Symbol, const_value, free_symbols, known_equal
 from meshfuse.expr.bounds import is_nonnegative
 from meshfuse.facts.axis_map import element_counts, meeting_extents
-from meshfuse.facts.layout import layout_of
+from meshfuse.facts.layout import is_contiguous, layout_of
 from meshfuse.facts.sharding import (
     Digit,
     Sharding,
@@ -38,7 +38,7 @@ def buffer_of(program: Program, tensor: TensorName) -> HostBuffer:
         mesh,
         {owner: axis for owner, axis in axes.items() if axis >= 0},
         dict(sharding.partial),
-        tensor not in program.fusion.inputs and False in layout.contiguity,
+        tensor not in program.fusion.inputs and not is_contiguous(program, tensor),
     )
 
 
