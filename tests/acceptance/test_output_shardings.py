@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import pytest
 import torch
 
 from meshfuse import DistributedTensor, FusionDefinition, ParallelType
+from meshfuse.expr import evaluate
 from meshfuse.host.nodes import Evaluate
 from meshfuse.ir.ops import Linear, MatMul
 from meshfuse.multidevice import DeviceMesh, simulate
-from sharded_cases import block, integers, linear_column_parallel, matmul_column_parallel, replicate
+from sharded_cases import (
+    block,
+    integers,
+    linear_column_parallel,
+    matmul_column_parallel,
+    replicate,
+    sequence_parallel_mlp,
+)
 
 
 def test_an_output_without_a_mesh_is_a_plain_tensor() -> None:
@@ -111,3 +121,17 @@ def test_the_product_of_a_sharded_weight_is_sharded_like_it() -> None:
         assert isinstance(part, DistributedTensor)
         assert torch.equal(part.local, torch.matmul(*inputs)[rank : rank + 1])
         assert part.axis_sharded_on(ParallelType.mesh_x) == 0
+
+
+@pytest.mark.parametrize("d", [2, 3])
+def test_local_sizes_follow_from_sizes_that_nothing_changes(d: int) -> None:
+    """Shapes are read off a mapping that cannot be written to, and are the ones that come out."""
+    built = sequence_parallel_mlp(d)
+    results = simulate(built.fd, built.inputs)
+    program = built.fd.fec.host_program()
+    [symbol] = [binding.symbol for binding in program.symbols]
+    sizes = MappingProxyType({symbol: 3 * d})
+    for output, [tensor] in zip(program.outputs * d, results, strict=True):
+        shape = [evaluate(extent, sizes) for extent in program.buffers[output.buffer].shape]
+        assert shape == list(tensor.shape)
+    assert dict(sizes) == {symbol: 3 * d}
