@@ -129,7 +129,7 @@ def test_local_sizes_follow_from_sizes_that_nothing_changes(d: int) -> None:
     built = sequence_parallel_mlp(d)
     results = simulate(built.fd, built.inputs)
     program = built.fd.fec.host_program()
-    [symbol] = [binding.symbol for binding in program.symbols]
+    [symbol] = [str(binding.symbol) for binding in program.symbols]
     sizes = MappingProxyType({symbol: 3 * d})
     for output, [tensor] in zip(program.outputs * d, results, strict=True):
         shape = [evaluate(extent, sizes) for extent in program.buffers[output.buffer].shape]
