@@ -127,7 +127,7 @@ def print_block(frame: CppFrame, body: Sequence[object]) -> None:
 @singledispatch
 def print_statement(statement: object, frame: CppFrame) -> None:
     """Append the lines of one statement."""
-    raise NotImplementedError(type(statement))
+    raise InvariantError(f"no C++ for {type(statement).__name__}")
 
 
 @print_statement.register

@@ -167,7 +167,7 @@ def _uniform(e: IntExpr, indices: Mapping[str, IndexValue]) -> int:
 @singledispatch
 def evaluate_index(e: IntExpr, indices: Mapping[str, IndexValue]) -> IndexValue:
     """The value of an index expression, a tensor if it varies over a tile axis."""
-    raise NotImplementedError(type(e))
+    raise InvariantError(f"no lanes for {type(e).__name__}")
 
 
 @evaluate_index.register
@@ -241,7 +241,7 @@ def run_block(body: Sequence[object], frame: Frame) -> None:
 @singledispatch
 def run_statement(statement: object, frame: Frame) -> None:
     """Run one statement: define its outputs in `frame`, or write a buffer."""
-    raise NotImplementedError(type(statement))
+    raise InvariantError(f"no evaluation of {type(statement).__name__}")
 
 
 @run_statement.register

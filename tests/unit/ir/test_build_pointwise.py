@@ -32,7 +32,7 @@ def result_dtype(recorder: Recorder, function: str, *args: Operand) -> DataType:
     out = recorder.pointwise(function, *args)
     verify(recorder.program)
     fusion = recorder.program.fusion
-    return fusion.tensors[out].dtype if out in fusion.tensors else fusion.scalars[out].dtype  # type: ignore[index]
+    return fusion.tensors[out].dtype if out in fusion.tensors else fusion.scalars[out].dtype  # type: ignore[index]  # a name of either
 
 
 # Element types.
@@ -106,7 +106,7 @@ def test_a_0_dim_tensor_that_does_not_count_is_cast_before_it_gets_axes() -> Non
     assert lines(recorder.program) == [
         "T2 = cast(T1)", "T3 = broadcast(T2, [true])", "T4 = add(T0, T3)"
     ]  # fmt: skip
-    assert recorder.program.tensor("T2").dtype is F  # type: ignore[arg-type]
+    assert recorder.program.tensor("T2").dtype is F  # type: ignore[arg-type]  # a bare name
 
 
 def test_the_result_of_a_full_reduction_counts_as_a_tensor_with_axes() -> None:

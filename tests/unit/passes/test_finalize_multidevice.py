@@ -32,7 +32,7 @@ def test_a_single_device_program_passes() -> None:
 
 def test_a_mesh_on_some_tensors_only() -> None:
     recorder = relu()
-    recorder.replicate(LINE, *recorder.program.fusion.exprs[0].outs)  # type: ignore[arg-type]
+    recorder.replicate(LINE, *recorder.program.fusion.exprs[0].outs)  # type: ignore[arg-type]  # all tensors
     with pytest.raises(InvariantError, match="T0 of a program with a mesh have none"):
         finalize_multidevice(recorder.program)
 

@@ -44,7 +44,7 @@ def test_a_narrowing_stays() -> None:
 
 def test_a_cast_that_the_user_placed_stays() -> None:
     recorder = casts(DataType.Half, DataType.Float, DataType.Half)
-    recorder.replicate(make_mesh([0]), recorder.program.fusion.exprs[0].outs[0])  # type: ignore[arg-type]
+    recorder.replicate(make_mesh([0]), recorder.program.fusion.exprs[0].outs[0])  # type: ignore[arg-type]  # a tensor
     assert folded(recorder)[:2] == ["T1 = cast(T0)", "T2 = cast(T1)"]
 
 
