@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import singledispatch
-from typing import final
 
 from meshfuse.base.errors import InvariantError, Unsupported, UserError
 from meshfuse.expr import IntExpr, ceildiv, const, const_value, known_multiple, mul
 from meshfuse.expr.polynomial import quotient_if_exact
+from meshfuse.facts.digits import Digit, Digits, Sharding
+from meshfuse.facts.holdings import coordinate_symbol, held_count
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
 from meshfuse.ir.comm import AllReduce, ReduceScatter
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
@@ -17,35 +18,29 @@ from meshfuse.ir.ops import Expr, Linear, MatMul, Reduction, Set
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import Merge, Split, Step, Swizzle1d
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class Digit:
-    """One digit of an axis' index, and who owns it: a mesh axis, or None for local memory."""
-
-    extent: IntExpr
-    owner: ParallelType | None = None
-
-
-Digits = tuple[Digit, ...]
-"""The digits of one axis, most significant first."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Sharding:
-    """Mesh, and per tensor axis its digits, the product of whose extents covers the axis.
-
-    A leading mesh digit is a block sharding, a trailing one cyclic, a middle one strided. `partial`
-    names the mesh axes along which ranks hold terms of a reduction, with the reduction's name.
-    Canonical: neighbouring local digits are merged, mesh axes of size 1 dropped, so equal
-    placements are equal values.
-    """
-
-    mesh: DeviceMesh | None
-    axes: tuple[Digits, ...]
-    partial: Mapping[ParallelType, str] = field(default_factory=dict[ParallelType, str])
-
+__all__ = [
+    "UNSAID",
+    "Digit",
+    "Digits",
+    "Sharding",
+    "axis_digits",
+    "axis_sharded_on",
+    "canonical",
+    "deal_digits",
+    "describe",
+    "describe_axes",
+    "has_mesh_leaf",
+    "keep_owners",
+    "local_extent",
+    "local_extents",
+    "owners_of",
+    "rank_extent",
+    "rank_extents",
+    "reduced_mesh_axes",
+    "reduction_function",
+    "sharding_of",
+    "written_sharding_of",
+]
 
 # Deriving.
 
@@ -145,6 +140,27 @@ def local_extents(program: Program, tensor: TensorName) -> tuple[IntExpr, ...]:
     """What one rank holds of each tensor axis; the largest block where blocks are uneven."""
     axes = _tensor_digits(program, tensor, axis_digits(program, tensor))
     return tuple(local_extent(digits) for digits in axes)
+
+
+def rank_extents(program: Program, tensor: TensorName) -> tuple[IntExpr, ...]:
+    """What the running rank holds of each tensor axis, over the symbols of its coordinates.
+
+    As `local_extents` where blocks are even.
+    """
+    mesh = program.schedule(tensor).mesh
+    digits = axis_digits(program, tensor)
+    return tuple(
+        rank_extent(canonical(digits[axis.name], axis.extent, mesh), axis.extent, mesh)
+        for axis in program.tensor(tensor).tensor_axes
+    )
+
+
+def rank_extent(digits: Digits, extent: IntExpr, mesh: DeviceMesh | None) -> IntExpr:
+    """What the running rank holds of an axis of canonical digits, as `rank_extents` does."""
+    if mesh is None:
+        return local_extent(digits)
+    owners = owners_of(digits, mesh)
+    return held_count(digits, extent, {owner: coordinate_symbol(mesh, owner) for owner in owners})
 
 
 def local_extent(digits: Sequence[Digit]) -> IntExpr:

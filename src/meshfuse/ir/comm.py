@@ -1,8 +1,9 @@
-"""Communication expressions: pure redistributions along one mesh axis, made by decomposition only.
+"""Communication expressions: pure redistributions, made by decomposition only.
 
-`src` and `out` have the same tensor axes; they differ in sharding on `mesh_axis` alone. `axis`
-counts tensor axes. The team of a rank is its line through the mesh along `mesh_axis`, in mesh
-order.
+`src` and `out` have the same tensor axes and differ in sharding. But for `Exchange`, they lie on
+one mesh and differ along `mesh_axis` alone: the team of a rank is its line through the mesh along
+it, in mesh order. `axis` counts tensor axes. What the k-th rank of the team holds of `axis` is what
+the digits of the sharding say (facts/holdings.py): a block, strided pieces, fewer or none.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ class Communication(UnaryExpr):
     """Abstract."""
 
     __slots__ = ()
-    mesh_axis: ParallelType
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class AllGather(Communication):
-    """`src` is block k of `axis` on the k-th rank of the team; `out` has all blocks everywhere."""
+    """The k-th rank has part k of `axis` in `src`; `out` has the parts of all, in order."""
 
     out: Out[TensorName]
     src: TensorName
@@ -48,7 +48,7 @@ class AllReduce(Communication):
 @final
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Communication):
-    """`src` is partial over `mesh_axis`; the k-th rank gets block k of `axis` of the reduction."""
+    """`src` is partial over `mesh_axis`; the k-th rank gets part k of `axis` of the reduction."""
 
     out: Out[TensorName]
     src: TensorName
@@ -60,9 +60,21 @@ class ReduceScatter(Communication):
 @final
 @dataclass(frozen=True, slots=True)
 class LocalSlice(Communication):
-    """`src` is replicated along `mesh_axis`; the k-th rank keeps block k of `axis`: a view."""
+    """`src` is replicated along `mesh_axis`; the k-th rank keeps part k of `axis`."""
 
     out: Out[TensorName]
     src: TensorName
     mesh_axis: ParallelType
     axis: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Exchange(Communication):
+    """Every rank gets what it is to hold of `out` and lacks of `src` from a rank that has it.
+
+    Any sharding to any other, also on another mesh or part of one; terms of a reduction stay terms.
+    """
+
+    out: Out[TensorName]
+    src: TensorName

@@ -34,7 +34,7 @@ from meshfuse.base.text import (
 )
 from meshfuse.expr import IntExpr, free_symbols, parse, render
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, ScalarName, TensorName
-from meshfuse.ir.comm import AllGather, AllReduce, LocalSlice, ReduceScatter
+from meshfuse.ir.comm import AllGather, AllReduce, Exchange, LocalSlice, ReduceScatter
 from meshfuse.ir.fusion import TensorDef
 from meshfuse.ir.mesh import PARALLEL_TYPE_NAMES, DeviceMesh, ParallelType, make_mesh
 from meshfuse.ir.ops import (
@@ -55,6 +55,7 @@ from meshfuse.ir.ops import (
 )
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import Allocation, MemoryType, Schedule, Step, step_results
+from meshfuse.ir.terms import Terms
 
 EXPR_STATEMENTS: Final[tuple[type[Expr], ...]] = (
     Pointwise,
@@ -73,6 +74,8 @@ EXPR_STATEMENTS: Final[tuple[type[Expr], ...]] = (
     AllReduce,
     ReduceScatter,
     LocalSlice,
+    Exchange,
+    Terms,
 )
 """The expressions that may stand on a line."""
 

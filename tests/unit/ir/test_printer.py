@@ -13,7 +13,7 @@ from meshfuse.base.text import TextError
 from meshfuse.expr import const, symbol
 from meshfuse.ir import build, transforms
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
-from meshfuse.ir.comm import AllGather, AllReduce, LocalSlice, ReduceScatter
+from meshfuse.ir.comm import AllGather, AllReduce, Exchange, LocalSlice, ReduceScatter
 from meshfuse.ir.mesh import DeviceMesh, ParallelType, make_mesh
 from meshfuse.ir.ops import Expr, Linear, Literal, Operand, Pointwise
 from meshfuse.ir.parser import parse_program
@@ -145,6 +145,7 @@ def test_root_axes_steps_and_all_fields_of_a_schedule() -> None:
         (AllReduce(T1, T0, X, "max"), 'T1 = all_reduce(T0, mesh_x, function="max")'),
         (ReduceScatter(T1, T0, X, 0), "T1 = reduce_scatter(T0, mesh_x, 0)"),
         (LocalSlice(T1, T0, ParallelType.mesh(3), 0), "T1 = local_slice(T0, mesh_3, 0)"),
+        (Exchange(T1, T0), "T1 = exchange(T0)"),
         (Linear(T2, T0, T1, T0), "T2 = linear(T0, T1, bias=T0)"),
         (
             Pointwise(T2, "add", (T0, symbol("i0") * 2 - 1)),

@@ -121,6 +121,7 @@ def run_ranks(
 
 def communicate(expr: Communication, mesh: DeviceMesh, ranks: dict[int, Environment]) -> None:
     for rank, env in ranks.items():
+        assert isinstance(expr, AllGather | AllReduce | ReduceScatter | LocalSlice)
         team = mesh.team(rank, expr.mesh_axis)
         terms = [ranks[peer].tensor(expr.src) for peer in team]
         place = team.index(rank)
@@ -133,8 +134,6 @@ def communicate(expr: Communication, mesh: DeviceMesh, ranks: dict[int, Environm
                 result = combined(function, terms).chunk(len(team), axis)[place]
             case LocalSlice(axis=axis):
                 result = terms[place].chunk(len(team), axis)[place]
-            case _:
-                raise AssertionError(expr)
         env.define(expr.out, result)
 
 

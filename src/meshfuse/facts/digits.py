@@ -1,0 +1,43 @@
+"""The values that say which rank holds what: digits of axes, and shardings made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+from meshfuse.expr import IntExpr
+from meshfuse.ir.mesh import DeviceMesh, ParallelType
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Digit:
+    """One digit of an axis' index, and who owns it: a mesh axis, or None for local memory."""
+
+    extent: IntExpr
+    owner: ParallelType | None = None
+
+
+Digits = tuple[Digit, ...]
+"""The digits of one axis, most significant first.
+
+An index is the mixed-radix number of its digits. Their product covers the axis and may exceed it:
+then the last blocks are shorter, or empty.
+"""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """Mesh, and per tensor axis its digits, the product of whose extents covers the axis.
+
+    A leading mesh digit is a block sharding, a trailing one cyclic, a middle one strided. `partial`
+    names the mesh axes along which ranks hold terms of a reduction, with the reduction's name.
+    Canonical: neighbouring local digits are merged, mesh axes of size 1 dropped, so equal
+    placements are equal values.
+    """
+
+    mesh: DeviceMesh | None
+    axes: tuple[Digits, ...]
+    partial: Mapping[ParallelType, str] = field(default_factory=dict[ParallelType, str])

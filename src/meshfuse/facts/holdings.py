@@ -1,0 +1,311 @@
+"""Which indices a rank holds of an axis, how many, and who sends what in an exchange."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import final
+from zlib import crc32
+
+from meshfuse.base.errors import InvariantError
+from meshfuse.expr import (
+    IntExpr,
+    Symbol,
+    const,
+    const_value,
+    floordiv,
+    known_equal,
+    maximum,
+    minimum,
+    mod,
+    mul,
+    symbol,
+)
+from meshfuse.facts.digits import Digit, Digits, Sharding
+from meshfuse.ir.mesh import DeviceMesh, ParallelType
+
+Runs = tuple[range, ...]
+"""Indices in increasing order: maximal runs of step 1, or one range of a larger step."""
+
+Coordinates = Mapping[ParallelType, int]
+"""Where a rank stands along each axis of its mesh."""
+
+
+# Counting.
+
+
+def is_even(digits: Sequence[Digit], extent: IntExpr) -> bool:
+    """Whether ranks are known to hold equally many indices: the digits make up exactly the axis."""
+    return all(digit.owner is None for digit in digits) or known_equal(_weight(digits), extent)
+
+
+def held_count(
+    digits: Sequence[Digit], extent: IntExpr, coordinates: Mapping[ParallelType, IntExpr]
+) -> IntExpr:
+    """How many indices of an axis the rank at `coordinates` holds; the local digits where even.
+
+    [2@x, 4] over 7  ->  min(4, max(0, 7 - 4*x))     [4, 2@x] over 7  ->  3 + min(1, max(0, 1 - x))
+    """
+    if all(digit.owner is None for digit in digits):
+        return extent
+    if is_even(digits, extent):
+        return _local_part(digits)
+    count, rest = const(0), extent
+    for position, digit in enumerate(digits):
+        below = digits[position + 1 :]
+        weight = _weight(below)
+        if digit.owner is None:
+            count += floordiv(rest, weight) * _local_part(below)
+            rest = mod(rest, weight)
+        else:
+            first = mul(coordinates[digit.owner], weight)
+            rest = minimum(maximum(rest - first, 0), weight)
+    return count + rest
+
+
+def coordinate_symbol(mesh: DeviceMesh, mesh_axis: ParallelType) -> Symbol:
+    """The running rank's place along a mesh axis: `x_2x4_0` on a mesh of 2 x 4 ranks from 0 on.
+
+    The name is a function of ids, shape and axis; meshes whose ids do not count up have a checksum.
+    """
+    letter = mesh_axis.name.removeprefix("mesh_")
+    shape = "x".join(map(str, mesh.shape))
+    first = mesh.ids[0]
+    name = f"{letter if letter.isalpha() else 'm' + letter}_{shape}_{first}"
+    if mesh.ids != tuple(range(first, first + mesh.size)):
+        name += f"_{crc32(repr(mesh.ids).encode()):08x}"
+    return symbol(name, 0, mesh.axis_size(mesh_axis) - 1)
+
+
+def _weight(digits: Sequence[Digit]) -> IntExpr:
+    return mul(const(1), *(digit.extent for digit in digits))
+
+
+def _local_part(digits: Sequence[Digit]) -> IntExpr:
+    return mul(const(1), *(digit.extent for digit in digits if digit.owner is None))
+
+
+# Listing.
+
+
+def held(digits: Digits, size: int, coordinates: Coordinates) -> Runs:
+    """The indices of an axis of `size` that the rank at `coordinates` holds.
+
+    [2@x, 4] over 7, x = 1  ->  4..6        [4, 2@x] over 7, x = 1  ->  1, 3, 5
+
+    Raises InvariantError for digits whose extents are not constant.
+    """
+    places = tuple(None if d.owner is None else coordinates[d.owner] for d in digits)
+    return _listed(tuple(map(_constant, digits)), places, size)
+
+
+def runs_in_both(left: Runs, right: Runs) -> Runs:
+    """The indices that stand in both."""
+    if all(run.step == 1 for run in left + right):
+        return _overlaps(left, right)
+    return runs_of(sorted(_members(left) & _members(right)))
+
+
+def runs_without(left: Runs, right: Runs) -> Runs:
+    """The indices of `left` that do not stand in `right`."""
+    return runs_of(sorted(_members(left) - _members(right)))
+
+
+def runs_of(indices: Iterable[int]) -> Runs:
+    """Increasing indices as runs."""
+    return _joined(range(index, index + 1) for index in indices)
+
+
+def run_length(runs: Runs) -> int:
+    """The number of indices."""
+    return sum(map(len, runs))
+
+
+def _constant(digit: Digit) -> int:
+    value = const_value(digit.extent)
+    if value is None:
+        raise InvariantError(f"indices of a digit of {digit.extent} cannot be listed")
+    return value
+
+
+@lru_cache(1 << 12)
+def _listed(radices: tuple[int, ...], places: tuple[int | None, ...], size: int) -> Runs:
+    """The indices below `size` whose digits are `places`, where those are not None."""
+    if size <= 0:
+        return ()
+    if all(place is None for place in places):
+        return (range(size),) if places else (range(1),)
+    weight, place = math.prod(radices[1:]), places[0]
+    if place is not None:
+        below = _listed(radices[1:], places[1:], min(size - place * weight, weight))
+        return tuple(_shifted(run, place * weight) for run in below)
+    below = _listed(radices[1:], places[1:], weight)
+    if run_length(below) == 1:
+        return _joined((range(below[0].start, size, weight),))
+    return _joined(
+        _shifted(run, first)
+        for first in range(0, size, weight)
+        for run in _listed(radices[1:], places[1:], min(weight, size - first))
+    )
+
+
+def _shifted(run: range, offset: int) -> range:
+    return range(run.start + offset, run.stop + offset, run.step)
+
+
+def _joined(runs: Iterable[range]) -> Runs:
+    """Increasing runs in normal form."""
+    found: list[range] = []
+    pieces = list(runs)
+    if len(pieces) == 1 and len(pieces[0]) > 1:
+        return tuple(pieces)
+    for run in pieces:
+        for part in (run,) if run.step == 1 else (range(k, k + 1) for k in run):
+            if found and found[-1].stop == part.start:
+                found[-1] = range(found[-1].start, part.stop)
+            elif part:
+                found.append(part)
+    if len(found) < 2 or any(len(run) > 1 for run in found):
+        return tuple(found)
+    strided = range(found[0].start, found[-1].stop, found[1].start - found[0].start)
+    is_regular = all(run.start == k for run, k in zip(found, strided, strict=False))
+    return (strided,) if is_regular and len(strided) == len(found) else tuple(found)
+
+
+def _overlaps(left: Runs, right: Runs) -> Runs:
+    found: list[range] = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        first = max(left[i].start, right[j].start)
+        last = min(left[i].stop, right[j].stop)
+        if first < last:
+            found.append(range(first, last))
+        if left[i].stop < right[j].stop:
+            i += 1
+        else:
+            j += 1
+    return _joined(found)
+
+
+def _members(runs: Runs) -> set[int]:
+    return {index for run in runs for index in run}
+
+
+# Exchanges.
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What `sender` gives to `receiver`, which may be itself: per axis, global indices.
+
+    The elements are all combinations of the indices of the axes, in row-major order.
+    """
+
+    sender: int
+    receiver: int
+    indices: tuple[Runs, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(map(run_length, self.indices))
+
+
+def exchange_routes(src: Sharding, dst: Sharding, sizes: tuple[int, ...]) -> tuple[Route, ...]:
+    """Who sends what to whom for a tensor of `sizes` to get from `src` to `dst`.
+
+    Sorted by receiver, then sender, in the order of the meshes; each element that a receiver is to
+    hold comes once. It is copied by a rank that holds it. Else the replica sends it that has the
+    receiver's coordinates on the mesh axes that do not matter, for a receiver on the mesh of `src`;
+    for others the replicas take turns.
+
+    Terms of a reduction stay on their place along its mesh axis: `dst` must have those of `src`.
+    Raises InvariantError where it has not.
+    """
+    if src.mesh is None or dst.mesh is None:
+        raise InvariantError("an exchange needs a mesh on both sides")
+    if src.partial != dst.partial or (src.partial and src.mesh != dst.mesh):
+        raise InvariantError("an exchange combines no terms of a reduction")
+    sources = _Sources(src, src.mesh, sizes)
+    routes: list[Route] = []
+    for receiver, place in rank_coordinates(dst.mesh).items():
+        axes = zip(dst.axes, sizes, strict=True)
+        wanted = tuple(held(digits, size, place) for digits, size in axes)
+        routes.extend(sources.routes(receiver, place, wanted))
+    return tuple(routes)
+
+
+def rank_coordinates(mesh: DeviceMesh) -> dict[int, Coordinates]:
+    """Each rank of a mesh, in order, with its place along each mesh axis."""
+    owners = mesh.parallel_types()
+    places = product(*map(range, mesh.shape))
+    return {
+        rank: dict(zip(owners, place, strict=True))
+        for rank, place in zip(mesh.ids, places, strict=True)
+    }
+
+
+class _Sources:
+    """Where the parts of a tensor lie, and whose turn it is to send: private to one exchange."""
+
+    def __init__(self, sharding: Sharding, mesh: DeviceMesh, sizes: tuple[int, ...]) -> None:
+        self._sharding, self._mesh, self._sizes = sharding, mesh, sizes
+        self._places = rank_coordinates(mesh)
+        self._order = {rank: position for position, rank in enumerate(mesh.ids)}
+        owners = {d.owner for digits in sharding.axes for d in digits}
+        self._free = [
+            owner
+            for owner in mesh.parallel_types()
+            if owner not in owners and owner not in sharding.partial
+        ]
+        self._turns: dict[tuple[int, ...], int] = {}
+        self._pieces: dict[tuple[int, Runs], list[tuple[Coordinates, Runs]]] = {}
+
+    def routes(
+        self, receiver: int, place: Coordinates, wanted: tuple[Runs, ...]
+    ) -> Sequence[Route]:
+        """Where the rank at `place` of the other mesh gets what it wants, by the senders' order."""
+        found: list[Route] = []
+        for pieces in product(*(self._holding(axis, runs) for axis, runs in enumerate(wanted))):
+            sender = {owner: place[owner] for owner in self._sharding.partial}
+            for owners, _ in pieces:
+                sender.update(owners)
+            sender.update(self._replica(receiver, tuple(sender.values())))
+            rank = self._mesh.ids[self._position(sender)]
+            found.append(Route(rank, receiver, tuple(runs for _, runs in pieces)))
+        return sorted(found, key=lambda route: self._order[route.sender])
+
+    def _holding(self, axis: int, wanted: Runs) -> Sequence[tuple[Coordinates, Runs]]:
+        """The places along the mesh axes of a tensor axis where some of `wanted` lies, and what."""
+        key = (axis, wanted)
+        if key not in self._pieces:
+            digits, size = self._sharding.axes[axis], self._sizes[axis]
+            owners = [digit.owner for digit in digits if digit.owner is not None]
+            found: list[tuple[Coordinates, Runs]] = []
+            for numbers in product(*(range(self._mesh.axis_size(owner)) for owner in owners)):
+                place = dict(zip(owners, numbers, strict=True))
+                runs = runs_in_both(wanted, held(digits, size, place))
+                if runs:
+                    found.append((place, runs))
+            self._pieces[key] = found
+        return self._pieces[key]
+
+    def _replica(self, receiver: int, part: tuple[int, ...]) -> Coordinates:
+        """Which of the ranks that hold the same part is to send it."""
+        if receiver in self._places:
+            return {owner: self._places[receiver][owner] for owner in self._free}
+        turn = self._turns.get(part, 0)
+        self._turns[part] = turn + 1
+        chosen: dict[ParallelType, int] = {}
+        for owner in reversed(self._free):
+            turn, chosen[owner] = divmod(turn, self._mesh.axis_size(owner))
+        return chosen
+
+    def _position(self, place: Coordinates) -> int:
+        position = 0
+        for owner in self._mesh.parallel_types():
+            position = position * self._mesh.axis_size(owner) + place[owner]
+        return position
