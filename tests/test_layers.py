@@ -42,13 +42,13 @@ INTERPRETATIONS: tuple[Interpretation, ...] = (
     # These are in no kernel.
     Interpretation(
         "meshfuse.kernel.elements:operand_elements",
-        exempt=("Communication", "Linear", "MatMul"),
+        exempt=("Communication", "LibraryExpr"),
     ),
     Interpretation("meshfuse.runtime.evaluate_ops:evaluate"),
 )
 """Every singledispatch over expressions. A new op is complete when each of them knows it."""
 
-EXPRESSION_MODULES = ("meshfuse.ir.ops", "meshfuse.ir.comm")
+EXPRESSION_MODULES = ("meshfuse.ir.ops", "meshfuse.ir.comm", "meshfuse.ir.terms")
 
 
 def expressions_by_name(root: type) -> dict[str, type]:

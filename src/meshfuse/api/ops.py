@@ -7,11 +7,19 @@ it cannot do when it is called, with an error that restates the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, final, overload
 
 from meshfuse.api.constants import constant
+from meshfuse.api.operation_calls import (
+    BoundOperations,
+    ScalarValue,
+    require,
+    sequence,
+    sizes_argument,
+    tensor_argument,
+)
 from meshfuse.api.recording import Call, Recording
 from meshfuse.api.tensor_view import (
     TensorView,
@@ -24,16 +32,12 @@ from meshfuse.api.tensor_view import (
     tensor_view,
     to_scalar_operand,
 )
-from meshfuse.base.dtypes import DataType, Scalar
+from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import Unsupported, UserTypeError
-from meshfuse.expr.nodes import IntExpr
 from meshfuse.ir import build
-from meshfuse.ir.axes import ScalarName
 from meshfuse.ir.ops import Literal
 from meshfuse.ir.pointwise import SCALAR_FUNCTIONS
 from meshfuse.ir.program import Program
-
-ScalarValue = Val | Scalar
 
 
 @final
@@ -94,11 +98,11 @@ class TernaryFunction:
 
 
 @final
-class Operations:
+class Operations(BoundOperations):
     """The operations: `fd.ops` is bound to `fd`, `meshfuse.ops` to what its operands belong to."""
 
     def __init__(self, recording: Recording | None = None) -> None:
-        self._recording = recording
+        super().__init__(recording)
         self.abs = UnaryFunction("abs", recording)
         self.neg = UnaryFunction("neg", recording)
         self.exp = UnaryFunction("exp", recording)
@@ -133,8 +137,8 @@ class Operations:
         raise AttributeError(f"fd.ops has no operation {name!r}; it has {', '.join(dir(self))}")
 
     def __dir__(self) -> list[str]:
-        methods = [name for name in vars(Operations) if not name.startswith("_")]
-        return sorted([*SCALAR_FUNCTIONS, *methods])
+        methods = {name for cls in type(self).__mro__ for name in vars(cls)} - set(dir(object))
+        return sorted([*SCALAR_FUNCTIONS, *(name for name in methods if name[0] != "_")])
 
     # Copies and casts.
 
@@ -172,7 +176,7 @@ class Operations:
     def broadcast(self, arg: TensorView, is_broadcast_dim: Sequence[bool]) -> TensorView:
         """Insert axes of extent 1 at the true entries; the false ones are the axes of `arg`."""
         call = Call("fd.ops.broadcast", (arg,), {"is_broadcast_dim": is_broadcast_dim})
-        flags = _sequence(call, "is_broadcast_dim", is_broadcast_dim, bool)
+        flags = sequence(call, "is_broadcast_dim", is_broadcast_dim, bool)
         return self._tensor(call, arg, lambda program: build.broadcast(program, arg.name, flags))
 
     def broadcast_in_dim(
@@ -182,8 +186,8 @@ class Operations:
         call = Call(
             "fd.ops.broadcast_in_dim", (arg,), {"shape": shape, "broadcast_dims": broadcast_dims}
         )
-        sizes = _sizes(call, arg, shape)
-        dims = _sequence(call, "broadcast_dims", broadcast_dims, int)
+        sizes = sizes_argument(call, arg, shape)
+        dims = sequence(call, "broadcast_dims", broadcast_dims, int)
         return self._tensor(
             call, arg, lambda program: build.broadcast_in_dim(program, arg.name, sizes, dims)
         )
@@ -194,13 +198,13 @@ class Operations:
         Sizes that are known only when the program runs are compared then.
         """
         call = Call("fd.ops.expand", (arg,), {"shape": shape})
-        sizes = _sizes(call, arg, shape)
+        sizes = sizes_argument(call, arg, shape)
         return self._tensor(call, arg, lambda program: build.expand(program, arg.name, sizes))
 
     def permute(self, arg: TensorView, dims: Sequence[int]) -> TensorView:
         """Axis k of the result is axis `dims[k]` of `arg`."""
         call = Call("fd.ops.permute", (arg,), {"dims": dims})
-        order = _sequence(call, "dims", dims, int)
+        order = sequence(call, "dims", dims, int)
         return self._tensor(call, arg, lambda program: build.permute(program, arg.name, order))
 
     def reshape(self, arg: TensorView, new_shape: Sequence[int | Val]) -> TensorView:
@@ -210,7 +214,7 @@ class Operations:
         known only when the program runs are compared then.
         """
         call = Call("fd.ops.reshape", (arg,), {"new_shape": new_shape})
-        sizes = _sizes(call, arg, new_shape)
+        sizes = sizes_argument(call, arg, new_shape)
         return self._tensor(call, arg, lambda program: build.reshape(program, arg.name, sizes))
 
     def squeeze(
@@ -223,7 +227,7 @@ class Operations:
         keywords: dict[str, Any] = {"dims": dims}
         keywords |= {"squeeze_expanded": True} if squeeze_expanded else {}
         call = Call("fd.ops.squeeze", (arg,), keywords)
-        axes = _sequence(call, "dims", dims, int)
+        axes = sequence(call, "dims", dims, int)
         return self._tensor(
             call, arg, lambda program: build.squeeze(program, arg.name, axes, squeeze_expanded)
         )
@@ -231,13 +235,13 @@ class Operations:
     def size(self, arg: TensorView, dim: int) -> Val:
         """Global extent of axis `dim`."""
         call = Call("fd.ops.size", (arg, dim))
-        self._recording_of(call, _tensor_argument(call, arg))
+        self._recording_of(call, tensor_argument(call, arg))
         return size_of(call, arg, dim)
 
     def shape(self, arg: TensorView, /) -> list[Val]:
         """Global extents of all axes."""
         call = Call("fd.ops.shape", (arg,))
-        self._recording_of(call, _tensor_argument(call, arg))
+        self._recording_of(call, tensor_argument(call, arg))
         return arg.shape()
 
     # Reductions.
@@ -311,7 +315,7 @@ class Operations:
         keywords: dict[str, Any] = {"dims": dims, "dim": dim}
         keywords |= {} if keepdim is False else {"keepdim": keepdim}
         call, axes = _reduced("mean", arg, keywords)
-        _require(call, "keepdim", keepdim, bool)
+        require(call, "keepdim", keepdim, bool)
         return self._tensor(call, arg, lambda program: build.mean(program, arg.name, axes, keepdim))
 
     def var(
@@ -332,8 +336,8 @@ class Operations:
     ) -> tuple[TensorView, TensorView, TensorView]:
         """Mean, sum of squared deviations (m2) and number of elements (Int) over `dims`."""
         call = Call("fd.ops.welford", (arg,), {"dims": dims})
-        axes = _sequence(call, "dims", dims, int)
-        recording = self._recording_of(call, _tensor_argument(call, arg))
+        axes = sequence(call, "dims", dims, int)
+        recording = self._recording_of(call, tensor_argument(call, arg))
 
         def define(program: Program) -> tuple[Program, tuple[str, str, str]]:
             program, *names = build.welford(program, arg.name, axes)
@@ -355,10 +359,10 @@ class Operations:
             keywords["correction"] = correction
         keywords |= {} if keepdim is False else {"keepdim": keepdim}
         call = Call(f"fd.ops.{function}", (arg,), keywords)
-        axes = _sequence(call, "dims", dims, int)
-        _require(call, "correction", correction, int)
-        _require(call, "keepdim", keepdim, bool)
-        recording = self._recording_of(call, _tensor_argument(call, arg))
+        axes = sequence(call, "dims", dims, int)
+        require(call, "correction", correction, int)
+        require(call, "keepdim", keepdim, bool)
+        recording = self._recording_of(call, tensor_argument(call, arg))
 
         def define(program: Program) -> tuple[Program, tuple[str, ...]]:
             program, variance, mean = build.var_mean(program, arg.name, axes, correction, keepdim)
@@ -379,8 +383,8 @@ class Operations:
         keywords |= {} if keepdim is False else {"keepdim": keepdim}
         keywords |= {"dtype": dtype} if dtype is not DataType.Null else {}
         call, axes = _reduced(function, arg, keywords)
-        _require(call, "keepdim", keepdim, bool)
-        _require(call, "dtype", dtype, DataType)
+        require(call, "keepdim", keepdim, bool)
+        require(call, "dtype", dtype, DataType)
         return self._tensor(
             call,
             arg,
@@ -398,7 +402,7 @@ class Operations:
         operands = (arg1, arg2) if bias is None else (arg1, arg2, bias)
         call = Call("fd.ops.linear", (arg1, arg2), {} if bias is None else {"bias": bias})
         for operand in operands:
-            self._recording_of(call, _tensor_argument(call, operand))
+            self._recording_of(call, tensor_argument(call, operand))
         recording_of(call, operands)
         bias_name = None if bias is None else bias.name
         return self._tensor(
@@ -409,30 +413,9 @@ class Operations:
         """torch.matmul of operands of the same element type."""
         call = Call("fd.ops.matmul", (arg1, arg2))
         for operand in (arg1, arg2):
-            self._recording_of(call, _tensor_argument(call, operand))
+            self._recording_of(call, tensor_argument(call, operand))
         recording_of(call, (arg1, arg2))
         return self._tensor(call, arg1, lambda program: build.matmul(program, arg1.name, arg2.name))
-
-    def _tensor(
-        self, call: Call, arg: TensorView, verb: Callable[[Program], tuple[Program, str]]
-    ) -> TensorView:
-        recording = self._recording_of(call, _tensor_argument(call, arg))
-
-        def define(program: Program) -> tuple[Program, tuple[str]]:
-            program, name = verb(program)
-            return program, (name,)
-
-        (name,) = recording.define(call, define)
-        return tensor_view(recording, name)
-
-    def _recording_of(self, call: Call, arg: object) -> Recording:
-        return recording_of(call, (arg,), self._recording)
-
-
-def _tensor_argument(call: Call, arg: object) -> TensorView:
-    if not isinstance(arg, TensorView):
-        raise UserTypeError(f"{call}: takes a TensorView, got {type(arg).__name__}")
-    return arg
 
 
 def _reduced(
@@ -443,7 +426,7 @@ def _reduced(
     call = Call(f"fd.ops.{function}", (arg,), given)
     if "dims" in given and "dim" in given:
         raise UserTypeError(f"{call}: takes dims or dim, not both")
-    _tensor_argument(call, arg)
+    tensor_argument(call, arg)
     wanted = given.get("dims", given.get("dim"))
     match wanted:
         case None:
@@ -451,47 +434,8 @@ def _reduced(
         case int() if not isinstance(wanted, bool):
             return call, (wanted,)
         case _:
-            return call, _sequence(call, "dims", wanted, int)
-
-
-def _require(call: Call, name: str, value: object, wanted: type) -> None:
-    """Refuse an argument of another type. Flags may not stand for numbers, nor numbers for them."""
-    if type(value) is not wanted:
-        raise UserTypeError(f"{call}: {name} must be a {wanted.__name__}, got {value!r}")
+            return call, sequence(call, "dims", wanted, int)
 
 
 def _dtype_or_none(dtype: DataType) -> DataType | None:
     return None if dtype is DataType.Null else dtype
-
-
-def _sequence(call: Call, name: str, values: object, element: type) -> tuple[Any, ...]:
-    """A list argument, checked for its element type. Flags may not stand for numbers."""
-    wanted = f"{name} must be a list of {element.__name__}s"
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        raise UserTypeError(f"{call}: {wanted}, got {type(values).__name__}")
-    for value in values:
-        if type(value) is not element:
-            raise UserTypeError(f"{call}: {wanted}, got {value!r} among them")
-    return tuple(values)
-
-
-def _sizes(call: Call, arg: TensorView, shape: object) -> tuple[int | IntExpr | ScalarName, ...]:
-    """The entries of a shape: ints, and integer Vals of the definition that `arg` belongs to."""
-    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
-        raise UserTypeError(f"{call}: shape must be a list, got {type(shape).__name__}")
-    recording_of(call, [_tensor_argument(call, arg), *shape])
-    return tuple(_size(call, size) for size in shape)
-
-
-def _size(call: Call, size: object) -> int | IntExpr | ScalarName:
-    """One entry of a shape: an int, or an integer Val."""
-    match size:
-        case int() if not isinstance(size, bool):
-            return size
-        case Val() if size.dtype() is DataType.Int:
-            operand = size.operand
-            return int(operand.value) if isinstance(operand, Literal) else operand
-        case Val():
-            raise UserTypeError(f"{call}: shape takes integers, got {size!r}")
-        case _:
-            raise UserTypeError(f"{call}: shape takes ints and Vals, got {type(size).__name__}")

@@ -63,6 +63,12 @@ class UnaryExpr(Expr):
         return (self.src,)
 
 
+class LibraryExpr(Expr):
+    """Abstract: has no form inside a kernel. Each is a segment of its own, which torch runs."""
+
+    __slots__ = ()
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Pointwise(Expr):
@@ -204,7 +210,7 @@ class Welford(Expr):
 
 @final
 @dataclass(frozen=True, slots=True)
-class MatMul(Expr):
+class MatMul(LibraryExpr):
     """torch.matmul of equal element types, both of rank >= 1.
 
     Batch axes broadcast; a rank-1 operand has no m (or n) axis. The contracted axis is the last
@@ -226,7 +232,7 @@ class MatMul(Expr):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Linear(Expr):
+class Linear(LibraryExpr):
     """src [*batch, k] by weight [*d, n, k], plus bias [*d, n]: out [*d, *batch, n, reduced k].
 
     The leading axes d of a weight of rank > 2 are batch axes of the weight alone.

@@ -20,7 +20,7 @@ from meshfuse.expr import IntExpr, evaluate
 from meshfuse.facts.refusal import Refusal
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.comm import Communication
-from meshfuse.ir.ops import Expr, Linear, MatMul, Pointwise, Reduction
+from meshfuse.ir.ops import Expr, LibraryExpr, Pointwise, Reduction
 from meshfuse.ir.program import Program
 from meshfuse.kernel.nodes import IndexName, ValueName
 from meshfuse.runtime.compile import KernelCompiler
@@ -95,11 +95,11 @@ class KernelExecutor(Executor):
 
     @staticmethod
     def supports(program: Program) -> Refusal | None:
-        """No contraction and no communication; it makes all outputs, none is passed on."""
+        """No library operation and no communication; it makes all outputs, none is passed on."""
         for output in program.fusion.outputs:
             if output.tensor in program.fusion.inputs:
                 return Refusal("kernel", "an input is passed on as it is", output.tensor)
-        return _refuse(program, "kernel", (Communication, Linear, MatMul))
+        return _refuse(program, "kernel", (Communication, LibraryExpr))
 
     def compile(
         self,

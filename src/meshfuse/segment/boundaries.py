@@ -12,7 +12,7 @@ from meshfuse.facts.views import views_of_inputs
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.mesh import DeviceMesh
-from meshfuse.ir.ops import Expr, Linear, MatMul
+from meshfuse.ir.ops import Expr, LibraryExpr
 from meshfuse.ir.program import Program
 from meshfuse.segment.merge import Edge
 
@@ -23,13 +23,13 @@ NOMINAL_SIZE = 1024
 def standing_alone(program: Program) -> frozenset[int]:
     """Positions of the expressions that are segments of their own, for membership tests.
 
-    Communications, contractions for a library, and views of inputs that are returned.
+    Communications, what a library runs, and views of inputs that are returned.
     """
     views = views_of_inputs(program)
     return frozenset(
         position
         for position, expr in enumerate(program.fusion.exprs)
-        if isinstance(expr, Communication | Linear | MatMul) or not views.isdisjoint(expr.outs)
+        if isinstance(expr, Communication | LibraryExpr) or not views.isdisjoint(expr.outs)
     )
 
 
