@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import final
 
@@ -19,8 +19,10 @@ from torch.nn import functional
 from meshfuse.base.dtypes import DataType, Scalar, compute_dtype
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.trace import Trace
-from meshfuse.expr import IntExpr, Symbol
+from meshfuse.expr import IntExpr, Symbol, const
 from meshfuse.expr import evaluate as evaluate_int
+from meshfuse.facts.holdings import held
+from meshfuse.facts.sharding import Digit, Sharding
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.infer import dtypes_after_promotion, promoted_dtype, values_of
@@ -45,11 +47,21 @@ from meshfuse.ir.pointwise import SCALAR_FUNCTIONS, ResultRule
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import read_names
 from meshfuse.ir.rfactor import is_part
+from meshfuse.ir.terms import Terms
 from meshfuse.runtime.evaluate_parts import combine_moments, evaluate_part
 from meshfuse.runtime.torch_functions import TORCH_FUNCTIONS
 from meshfuse.runtime.torch_types import held_torch_dtype, item_of, to_torch_dtype
 
 Value = torch.Tensor | Scalar
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """How a tensor is sharded, and its global sizes, in the program's symbols."""
+
+    sharding: Sharding
+    extents: tuple[IntExpr, ...]
 
 
 @final
@@ -60,6 +72,7 @@ class Environment:
     `dtypes` has the type of every tensor and scalar, `shapes` the sizes of every tensor on this
     rank, in the program's symbols. `values` grows as expressions run, and so do `sizes`, the values
     of the symbols, integer scalars among them. With a `trace`, executors record what they do.
+    `placed` has the tensors that lie on a mesh; the program runs as `rank`.
     """
 
     dtypes: Mapping[TensorName | ScalarName, DataType]
@@ -67,6 +80,31 @@ class Environment:
     sizes: dict[str, int]
     values: dict[TensorName | ScalarName, Value]
     trace: Trace | None = None
+    placed: Mapping[TensorName, Placed] = field(default_factory=dict[TensorName, Placed])
+    rank: int = 0
+
+    def held(self, tensor: TensorName, axis: int) -> tuple[range, ...] | None:
+        """The global indices of a tensor axis that the rank has a part of: those that its local
+        part has in this order. None where it has the whole axis.
+        """
+        placed = self.placed.get(tensor)
+        mesh = None if placed is None else placed.sharding.mesh
+        if placed is None or mesh is None:
+            return None
+        if all(digit.owner is None for digit in placed.sharding.axes[axis]):
+            return None
+        if self.rank not in mesh.ids:
+            return ()
+        digits = tuple(
+            Digit(const(evaluate_int(digit.extent, self.sizes)), digit.owner)
+            for digit in placed.sharding.axes[axis]
+        )
+        places = {
+            digit.owner: mesh.coordinate(self.rank, digit.owner) or 0
+            for digit in digits
+            if digit.owner is not None
+        }
+        return held(digits, evaluate_int(placed.extents[axis], self.sizes), places)
 
     def tensor(self, name: TensorName) -> torch.Tensor:
         value = self.values[name]
@@ -216,6 +254,11 @@ def _(expr: Broadcast, env: Environment) -> tuple[Value, ...]:
 def _(expr: Expand, env: Environment) -> tuple[Value, ...]:
     sizes = [evaluate_int(extent, env.sizes) for extent in env.shapes[expr.out]]
     return (env.tensor(expr.src).expand(sizes),)
+
+
+@evaluate.register
+def _(expr: Terms, env: Environment) -> tuple[Value, ...]:
+    return (env.tensor(expr.src).unsqueeze(-1),)
 
 
 @evaluate.register
