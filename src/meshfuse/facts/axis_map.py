@@ -29,6 +29,7 @@ from meshfuse.ir.ops import (
     Welford,
 )
 from meshfuse.ir.program import Program
+from meshfuse.ir.terms import Terms
 
 Places = tuple[int | None, ...]
 """For each tensor axis of an operand its place among the result's root (else logical) axes."""
@@ -63,6 +64,11 @@ def _(
 def _(expr: Broadcast, program: Program) -> Mapping[int, Places]:
     kept = zip(_tensor_places(program, expr.out), expr.inserted, strict=True)
     return {0: tuple(place for place, inserted in kept if not inserted)}
+
+
+@axis_pairs.register(Terms)
+def _(expr: Terms, program: Program) -> Mapping[int, Places]:
+    return {0: _tensor_places(program, expr.out)[:-1]}
 
 
 @axis_pairs.register(Permute)

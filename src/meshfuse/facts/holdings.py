@@ -58,8 +58,9 @@ def held_count(
         below = digits[position + 1 :]
         weight = _weight(below)
         if digit.owner is None:
-            count += floordiv(rest, weight) * _local_part(below)
-            rest = mod(rest, weight)
+            period = maximum(weight, 1)  # An axis of size 0 may have digits of extent 0.
+            count += floordiv(rest, period) * _local_part(below)
+            rest = mod(rest, period)
         else:
             first = mul(coordinates[digit.owner], weight)
             rest = minimum(maximum(rest - first, 0), weight)

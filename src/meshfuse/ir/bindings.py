@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshfuse.base.errors import Unsupported, UserError
+from meshfuse.base.errors import UserError
 from meshfuse.expr import const_value
 from meshfuse.ir.axes import AxisName, TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
@@ -101,7 +101,7 @@ def set_device_mesh(program: Program, tensor: TensorName, mesh: DeviceMesh) -> P
 def _check_mesh_binding(
     program: Program, tensor: TensorName, leaf: AxisName, mesh: DeviceMesh, call: str
 ) -> None:
-    """The leaf's mesh axis exists and has its extent, and all blocks are of equal size."""
+    """The leaf's mesh axis exists and has its extent."""
     bound = program.schedule(tensor).bindings[leaf]
     if not mesh.has(bound):
         named = ", ".join(map(str, mesh.parallel_types()))
@@ -114,13 +114,3 @@ def _check_mesh_binding(
             f"{call}: axis {axes[leaf]} has size {extent} and {bound} of {mesh} has {ranks} ranks; "
             f"split the axis by {ranks} and bind the part of that size"
         )
-    for step in reversed(steps_above(program.schedule(tensor).steps, [leaf])):
-        if not isinstance(step, Split):
-            continue
-        whole, factor = const_value(axes[step.source].extent), const_value(step.factor)
-        if whole is not None and factor is not None and whole % factor:
-            raise Unsupported(
-                f"{call}: axis {axes[step.source]} of {tensor} has size {whole}, which {factor} "
-                f"does not divide, and {bound} of {mesh} with {ranks} ranks is bound to a part of "
-                "it; every rank must hold a block of the same size"
-            )
