@@ -5,6 +5,7 @@ The names of nvFuser's Python package: `import meshfuse as nvfuser` is the whole
 
 from meshfuse import multidevice
 from meshfuse.api.definition import FusionDefinition
+from meshfuse.api.dtensors import execute_with_dtensors
 from meshfuse.api.enumerations import CommunicatorBackend, SchedulerType
 from meshfuse.api.executor_cache import FusionExecutorCache
 from meshfuse.api.fusion_caches import LRUCache, LruFusionCache
@@ -79,6 +80,7 @@ __all__ = [
     "get_val_tolerances",
     "validate_with_auto_inferred_outputs",
     "compute_tensor_descriptor",
+    "execute_with_dtensors",
     "version",
     "__version__",
     "CommunicationError",

@@ -1,5 +1,7 @@
 """`meshfuse.multidevice`: what a program on a mesh needs beyond `FusionDefinition`."""
 
+from meshfuse.api.dtensor_function import DTensorFunction
+from meshfuse.api.dtensors import execute_with_dtensors
 from meshfuse.api.mesh import DeviceMesh
 from meshfuse.api.sharding import Sharding, shard_tensor
 from meshfuse.api.simulation import SimulatedResults, simulate
@@ -8,10 +10,12 @@ from meshfuse.dist.tensor import DistributedTensor
 
 __all__ = [
     "Communicator",
+    "DTensorFunction",
     "DeviceMesh",
     "DistributedTensor",
     "Sharding",
     "SimulatedResults",
+    "execute_with_dtensors",
     "shard_tensor",
     "simulate",
 ]

@@ -11,6 +11,7 @@ import torch
 
 from meshfuse.api.debug_output import debug_output, kernel_text, scheduled_text
 from meshfuse.api.devices import Device, read_device
+from meshfuse.api.dtensor_inputs import take_dtensor
 from meshfuse.api.explain import communications, explain_compilation, explain_definition
 from meshfuse.api.frozen_program import FrozenProgram, check_sharding, freeze_program
 from meshfuse.api.fusion_view import FusionView
@@ -32,6 +33,7 @@ from meshfuse.base.options import Options, with_options
 from meshfuse.base.trace import Trace
 from meshfuse.cache import FusionCache
 from meshfuse.dist.communicator import Communicator
+from meshfuse.dist.dtensor import is_dtensor
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.host.executors import run_executable
 from meshfuse.host.nodes import Communicate, HostProgram
@@ -371,13 +373,17 @@ class FusionExecutorCache:
     def _take(
         self, frozen: FrozenProgram, position: int, value: Argument | complex
     ) -> Argument | complex:
-        """One argument as kernels take it: DistributedTensors by their shards, none with grad."""
+        """One argument as kernels take it: DistributedTensors and DTensors by their shards, none
+        with grad."""
         if not isinstance(value, torch.Tensor):
             return value
-        if isinstance(value, DistributedTensor):
+        requires_grad = value.requires_grad
+        if is_dtensor(value):
+            value = take_dtensor(frozen, position, value)
+        elif isinstance(value, DistributedTensor):
             check_sharding(frozen, position, value)
             value = value.local
-        if not value.requires_grad:
+        if not requires_grad:
             return value
         if not self._warned:
             self._warned = True

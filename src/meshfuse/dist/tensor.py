@@ -6,11 +6,11 @@ from typing import Any, cast, final
 
 import torch
 
-from meshfuse.base import optional
 from meshfuse.base.errors import InvariantError, Unsupported, UserError, UserTypeError
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.communicator import Communicator
-from meshfuse.dist.placements import Placement, placements, to_torch
+from meshfuse.dist.dtensor import make_dtensor, mesh_of
+from meshfuse.dist.placements import Placement, placements_of
 from meshfuse.dist.shard import global_shape, unshard_tensor
 from meshfuse.expr import const, const_value
 from meshfuse.facts import sharding as facts
@@ -82,8 +82,11 @@ class DistributedTensor(torch.Tensor):
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """The sharding as DTensor would say it: one placement for each mesh axis."""
-        return placements(self._sharding)
+        """The sharding as DTensor would say it: one placement for each mesh axis.
+
+        Unsupported for an axis that does not divide, where DTensor would cut other blocks.
+        """
+        return placements_of(self._sharding, self.global_shape)
 
     def axis_sharded_on(self, parallel_type: ParallelType) -> int:
         """The tensor axis that a mesh axis shards; -1 if the tensor is not sharded along it."""
@@ -131,31 +134,23 @@ class DistributedTensor(torch.Tensor):
             if all(self.mesh.coordinate(other, t) == self.mesh.coordinate(rank, t) for t in alike)
         )
 
-    def to_dtensor(self) -> Any:
-        """The same shard as a torch DTensor, sharing memory.
+    def to_dtensor(self, device_mesh: Any = None) -> Any:
+        """The same shard as a torch DTensor, sharing memory; on `device_mesh`, of the same ranks,
+        if given.
 
-        Loads torch.distributed.tensor. Where torch has no process groups for this mesh yet it makes
-        them, so all ranks of the job must call this alike. Raises Unsupported for a mesh with ranks
-        that descend along an axis: torch's groups sort ranks, and a DTensor would gather its shards
-        in the wrong order, silently.
+        Loads torch.distributed.tensor. Where no device mesh is given and torch has no process
+        groups for this mesh yet it makes them, so all ranks of the job must call this alike. Raises
+        Unsupported for a sharding that no placements say, and for a mesh with ranks that descend
+        along an axis: torch's groups sort ranks, and a DTensor would gather its shards in the wrong
+        order, silently.
         """
-        for axis in self.mesh.parallel_types():
-            if any(list(team) != sorted(team) for team in self.mesh.teams(axis)):
-                raise Unsupported(
-                    f"to_dtensor() on {self.mesh}: DTensor needs ranks that ascend along every "
-                    "mesh axis; full_tensor() works for any order"
-                )
-        tensor_module = optional.load("torch.distributed.tensor")
-        device_mesh = Communicator.instance().torch_mesh(self.mesh, self.device.type)
-        shape = torch.Size(self.global_shape)
-        return tensor_module.DTensor.from_local(
-            self.local,
-            device_mesh,
-            [to_torch(placement, tensor_module) for placement in self.placements],
-            run_check=False,
-            shape=shape,
-            stride=torch.empty(shape, device="meta").stride(),
-        )
+        placements, shape = self.placements, self.global_shape
+        if device_mesh is None:
+            _check_ranks_ascend(self.mesh)
+            device_mesh = Communicator.instance().torch_mesh(self.mesh, self.device.type)
+        else:
+            _check_same_ranks(self.mesh, mesh_of(device_mesh))
+        return make_dtensor(self.local, device_mesh, placements, shape)
 
     def __copy__(self) -> DistributedTensor:
         return DistributedTensor(self.local, self._sharding)
@@ -171,6 +166,23 @@ class DistributedTensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"DistributedTensor({describe(self._sharding)}, local={self.local!r})"
+
+
+def _check_ranks_ascend(mesh: DeviceMesh) -> None:
+    for axis in mesh.parallel_types():
+        if any(list(team) != sorted(team) for team in mesh.teams(axis)):
+            raise Unsupported(
+                f"to_dtensor() on {mesh}: DTensor needs ranks that ascend along every mesh axis; "
+                "full_tensor() works for any order"
+            )
+
+
+def _check_same_ranks(mesh: DeviceMesh, given: DeviceMesh) -> None:
+    if (mesh.ids, mesh.shape) != (given.ids, given.shape):
+        raise UserError(
+            f"to_dtensor({given}) of a tensor on {mesh}: the device mesh must have the same ranks "
+            "in the same shape"
+        )
 
 
 def rebuild_distributed_tensor(

@@ -11,7 +11,7 @@ from meshfuse.dist.placements import (
     Replicate,
     Shard,
     StridedShard,
-    placements,
+    placements_of,
 )
 from meshfuse.expr import const, symbol
 from meshfuse.facts.sharding import Digit, Sharding
@@ -41,10 +41,10 @@ def digits(*parts: int | tuple[int, ParallelType]) -> tuple[Digit, ...]:
     ],
 )
 def test_placements(sharding: Sharding, expected: tuple[Placement, ...]) -> None:
-    assert placements(sharding) == expected
+    assert placements_of(sharding) == expected
 
 
 def test_symbolic_extent_above_a_mesh_axis() -> None:
     axis = (Digit(symbol("i0", low=1)), Digit(const(2), X))
     with pytest.raises(Unsupported, match="i0 above mesh_x must be a number"):
-        placements(Sharding(LINE, (axis,)))
+        placements_of(Sharding(LINE, (axis,)))

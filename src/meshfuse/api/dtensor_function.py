@@ -1,0 +1,166 @@
+"""`DTensorFunction`: a program on DTensors, defined anew for each way in which they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from meshfuse.api.definition import FusionDefinition
+from meshfuse.api.dtensors import device_meshes_of, wrap_as_dtensor
+from meshfuse.api.mesh import DeviceMesh
+from meshfuse.api.tensor_view import TensorView, Val
+from meshfuse.base.bounded import BoundedTable
+from meshfuse.base.dtypes import dtype_of_value
+from meshfuse.base.errors import Unsupported, UserTypeError
+from meshfuse.dist.dtensor import (
+    is_dtensor,
+    local_of,
+    placements_of_dtensor,
+    sharding_of_dtensor,
+)
+from meshfuse.dist.placements import Partial, Replicate, Shard, StridedShard
+from meshfuse.expr import const_value
+from meshfuse.facts.sharding import Sharding, describe
+from meshfuse.runtime.torch_types import from_torch_dtype
+
+MOST_DEFINITIONS = 256
+"""Definitions that a function remembers."""
+
+
+@final
+class DTensorFunction:
+    """A function of DTensors: `define` writes its program, given views that lie as they do.
+
+        @DTensorFunction
+        def linear(fd, x, w):
+            fd.add_output(fd.ops.linear(x, w))
+
+        [y] = linear(x, w)      # x, w, y: torch DTensors, on meshes of any rank
+
+    A number stands for itself in the call, and for a Val in `define`. Called with inputs alike in
+    device mesh, placements, element type, layout and number of axes it runs the definition that it
+    has; sizes may change, but for axes of size 1 and those that the ranks cannot share in equal
+    blocks. With `static_sizes` every shape has a definition of its own. Safe to use from threads.
+    """
+
+    __slots__ = ("_define", "_definitions", "static_sizes")
+
+    def __init__(self, define: Callable[..., object], *, static_sizes: bool = False) -> None:
+        self._define = define
+        self._definitions: BoundedTable[tuple[object, ...], FusionDefinition]
+        self._definitions = BoundedTable(MOST_DEFINITIONS)
+        self.static_sizes = static_sizes
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        """The outputs, in order of `add_output`, as execute_with_dtensors gives them."""
+        device_meshes = device_meshes_of(inputs)
+        shards = _shards(inputs)
+        results = self._definition(inputs, shards).execute(shards)
+        return [wrap_as_dtensor(result, device_meshes) for result in results]
+
+    def definition_for(self, *inputs: Any) -> FusionDefinition:
+        """The definition that a call with these inputs runs; made if there is none."""
+        return self._definition(inputs, _shards(inputs))
+
+    def __len__(self) -> int:
+        """How many definitions there are."""
+        return len(self._definitions)
+
+    def _definition(self, inputs: Sequence[Any], shards: Sequence[Any]) -> FusionDefinition:
+        kinds = tuple(map(self._kind, inputs, shards))
+        fd = self._definitions.get(kinds)
+        if fd is None:
+            fd = FusionDefinition()
+            described = enumerate(zip(inputs, kinds, strict=True))
+            self._define(fd, *(_describe(fd, k, value, kind) for k, (value, kind) in described))
+            self._definitions.put(kinds, fd)
+        return fd
+
+    def _kind(self, value: Any, shard: Any) -> _TensorKind | type:
+        """What a definition depends on, of one input."""
+        if not isinstance(value, torch.Tensor):
+            return type(value)
+        sizes = tuple(value.shape) if self.static_sizes else _fixed_sizes(value)
+        if not is_dtensor(value):
+            return _TensorKind(value.dtype, sizes, value.is_contiguous(), None, ())
+        dtensor: Any = value
+        return _TensorKind(
+            value.dtype, sizes, shard.is_contiguous(), dtensor.device_mesh, dtensor.placements
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _TensorKind:
+    """What a definition depends on, of one tensor. `sizes`: -1 where any will do."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    is_contiguous: bool
+    device_mesh: Any
+    placements: tuple[Any, ...]
+
+
+def _shards(inputs: Sequence[Any]) -> list[Any]:
+    return [local_of(value) if is_dtensor(value) else value for value in inputs]
+
+
+def _fixed_sizes(value: Any) -> tuple[int, ...]:
+    """The sizes that a definition must know: 1, and those that the ranks share in uneven blocks."""
+    divisors = [1] * value.ndim
+    placements = placements_of_dtensor(value) if is_dtensor(value) else ()
+    ranks_along = value.device_mesh.shape if placements else ()
+    for placement, ranks in zip(placements, ranks_along, strict=True):
+        match placement:
+            case Shard(dim):
+                divisors[dim] *= ranks
+            case StridedShard(dim, split_factor):
+                divisors[dim] *= ranks * split_factor
+            case Replicate() | Partial():
+                continue
+    return tuple(
+        size if size == 1 or size % divisor else -1
+        for size, divisor in zip(value.shape, divisors, strict=True)
+    )
+
+
+def _describe(
+    fd: FusionDefinition, position: int, value: Any, kind: _TensorKind | type
+) -> TensorView | Val:
+    """The next input of `fd`: a tensor that lies as `value` does, or a scalar."""
+    if not isinstance(kind, _TensorKind):
+        if not isinstance(value, bool | int | float):
+            raise UserTypeError(
+                f"input {position} is a {kind.__name__}; accepted are DTensors, tensors, bool, int "
+                "and float"
+            )
+        return fd.define_scalar(dtype=dtype_of_value(value))
+    dtype = from_torch_dtype(kind.dtype)
+    view = fd.define_tensor(kind.sizes, contiguity=kind.is_contiguous, dtype=dtype)
+    if is_dtensor(value):
+        sharding = sharding_of_dtensor(value)
+        if sharding.partial:
+            raise Unsupported(
+                f"input {position} is {describe(sharding)}: a definition has no partial inputs; "
+                "redistribute() it to Replicate or Shard first"
+            )
+        _place(view, sharding)
+    return view
+
+
+def _place(view: TensorView, sharding: Sharding) -> None:
+    """Give a view the sharding: each digit down to the last of a mesh axis is split off."""
+    assert sharding.mesh is not None
+    view.set_device_mesh(DeviceMesh(sharding.mesh))
+    for axis in reversed(range(len(sharding.axes))):
+        digits = sharding.axes[axis]
+        count = max((k + 1 for k, digit in enumerate(digits) if digit.owner is not None), default=0)
+        for loop_axis, digit in enumerate(digits[:count], start=axis):
+            extent = const_value(digit.extent)
+            assert extent is not None
+            view.outer_split(loop_axis, extent)
+            if digit.owner is not None:
+                view.axis(loop_axis).parallelize(digit.owner)
