@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast, final, runtime_checkable
 
 from meshfuse.base.errors import UserError, UserTypeError
@@ -12,6 +12,8 @@ from meshfuse.base.errors import UserError, UserTypeError
 _MESH_LETTERS = "xyz"
 _MOST_RANKS = 1 << 31
 """Ranks are int32 in torch.distributed and NCCL."""
+_LONGEST_LIST = 32
+"""Ranks that the text of a mesh lists, where they are no consecutive numbers."""
 
 
 @final
@@ -83,11 +85,24 @@ for _name in PARALLEL_TYPE_NAMES:
 @final
 @dataclass(frozen=True, slots=True)
 class DeviceMesh:
-    """An array of distinct ranks: `ids` in row-major order, and a name per axis ("" for none)."""
+    """An array of distinct ranks: `ids` in row-major order, and a name per axis ("" for none).
+
+    `places` has the place of each rank among them.
+    """
 
     ids: tuple[int, ...]
     shape: tuple[int, ...]
     names: tuple[str, ...]
+    places: Mapping[int, int] = field(init=False, compare=False, repr=False)
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Found once: a mesh has thousands of ranks, and every tensor of a program names it."""
+        object.__setattr__(self, "places", {rank: place for place, rank in enumerate(self.ids)})
+        object.__setattr__(self, "_hash", hash((self.ids, self.shape, self.names)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def ndim(self) -> int:
@@ -131,24 +146,33 @@ class DeviceMesh:
 
     def coordinate(self, rank: int, parallel_type: ParallelType) -> int | None:
         """Position of `rank` along a mesh axis; None for a rank outside the mesh."""
-        if rank not in self.ids:
+        place = self.places.get(rank)
+        if place is None:
             return None
         inner = math.prod(self.shape[self.ndim - parallel_type.mesh_position :])
-        return self.ids.index(rank) // inner % self.axis_size(parallel_type)
+        return place // inner % self.axis_size(parallel_type)
 
     def team(self, rank: int, parallel_type: ParallelType) -> tuple[int, ...]:
         """The ranks met by walking along one mesh axis through `rank`, in mesh order."""
         inner = math.prod(self.shape[self.ndim - parallel_type.mesh_position :])
         size = self.axis_size(parallel_type)
-        flat = self.ids.index(rank)
+        flat = self.places[rank]
         first = flat - flat // inner % size * inner
         return tuple(self.ids[first + k * inner] for k in range(size))
 
     def teams(self, parallel_type: ParallelType) -> tuple[tuple[int, ...], ...]:
         """All teams along one mesh axis, ordered by their first member's place in the mesh."""
-        return tuple(dict.fromkeys(self.team(rank, parallel_type) for rank in self.ids))
+        return tuple(
+            self.team(rank, parallel_type)
+            for rank in self.ids
+            if self.coordinate(rank, parallel_type) == 0
+        )
 
     def __str__(self) -> str:
+        """`DeviceMesh{{0 1} {2 3}}`; `DeviceMesh{128x8 ranks from 0}` for many that follow."""
+        first = self.ids[0]
+        if self.size > _LONGEST_LIST and self.ids == tuple(range(first, first + self.size)):
+            return f"DeviceMesh{{{'x'.join(map(str, self.shape))} ranks from {first}}}"
         return f"DeviceMesh{_braces(self.ids, self.shape)}"
 
     def __repr__(self) -> str:

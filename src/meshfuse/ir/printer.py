@@ -15,6 +15,7 @@ The statement classes and codecs here serve the text of kernels and host program
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -53,6 +54,16 @@ from meshfuse.ir.ops import (
     Squeeze,
     Welford,
 )
+from meshfuse.ir.ops_indexing import (
+    Cat,
+    IndexSelect,
+    Iota,
+    Pad,
+    Scan,
+    Slice,
+    TakeAlongAxis,
+    TopK,
+)
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import Allocation, MemoryType, Schedule, Step, step_results
 from meshfuse.ir.terms import Terms
@@ -70,6 +81,14 @@ EXPR_STATEMENTS: Final[tuple[type[Expr], ...]] = (
     Welford,
     MatMul,
     Linear,
+    Slice,
+    Pad,
+    Cat,
+    IndexSelect,
+    TakeAlongAxis,
+    Scan,
+    Iota,
+    TopK,
     AllGather,
     AllReduce,
     ReduceScatter,
@@ -161,6 +180,7 @@ _AXIS_KIND: Final = enum_codec(AxisKind)
 _DTYPE: Final = enum_codec(DataType)
 _INT_EXPR: Final = raw_codec(render, parse)
 _NUMBERED: Final = re.compile(r"([A-Za-z]+)(\d+)")
+_CONSECUTIVE: Final = re.compile(r"[1-9]\d*(?:x[1-9]\d*)* ranks from \d+")
 _MESH_TYPE: Final = re.compile(r"mesh_(x|y|z|[1-9]\d*)")
 
 
@@ -206,7 +226,7 @@ def _parse_parallel_type(cursor: Cursor) -> ParallelType:
 
 
 def _render_mesh(mesh: DeviceMesh) -> str:
-    """`DeviceMesh{{0 1} {2 3}}`, or `DeviceMesh("dp", "tp"){{0 1} {2 3}}` with names."""
+    """As `str(mesh)`, or `DeviceMesh("dp", "tp"){{0 1} {2 3}}` with names."""
     ranks = str(mesh).removeprefix("DeviceMesh")
     names = f"({', '.join(map(json.dumps, mesh.names))})" if any(mesh.names) else ""
     return f"DeviceMesh{names}{ranks}"
@@ -229,12 +249,28 @@ def _parse_mesh(cursor: Cursor) -> DeviceMesh:
         raise cursor.fail(f"a mesh ({error})", at=start) from error
 
 
-def _parse_ranks(cursor: Cursor) -> list[object]:
+def _parse_ranks(cursor: Cursor) -> list[Any]:
     cursor.expect("{")
-    items: list[object] = []
+    items: list[Any] = []
     while not cursor.accept("}"):
-        items.append(_parse_ranks(cursor) if cursor.looking_at("{") else cursor.integer())
+        consecutive = cursor.match(_CONSECUTIVE)
+        if consecutive is not None:
+            items = _consecutive_ranks(consecutive)
+        elif cursor.looking_at("{"):
+            items.append(_parse_ranks(cursor))
+        else:
+            items.append(cursor.integer())
     return items
+
+
+def _consecutive_ranks(text: str) -> list[Any]:
+    """The nested list of `128x8 ranks from 0`."""
+    first = int(text.rpartition(" ")[2])
+    sizes = [int(size) for size in text.partition(" ")[0].split("x")]
+    ranks: list[Any] = list(range(first, first + math.prod(sizes)))
+    for size in reversed(sizes[1:]):
+        ranks = [ranks[place : place + size] for place in range(0, len(ranks), size)]
+    return ranks
 
 
 IR_CODECS: Final[Mapping[type, Codec]] = {

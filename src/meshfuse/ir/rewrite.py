@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, final
 
 from meshfuse.base.dtypes import DataType
 from meshfuse.expr import IntExpr, IntLike, free_symbols, substitute, symbol
@@ -219,28 +219,60 @@ def read_names(expr: Expr) -> tuple[Name, ...]:
     return tuple(dict.fromkeys(operand for operand in expr.ins if isinstance(operand, str)))
 
 
-def extract(program: Program, exprs: Sequence[Expr]) -> Program:
+@final
+@dataclass(frozen=True, slots=True)
+class NameIndex:
+    """Of a Program: who reads each name, and the place of each in its table, for `extract`.
+
+    Readers are identities of expressions. Outputs of the program are `returned`.
+    """
+
+    readers: Mapping[Name, Sequence[int]]
+    places: Mapping[Name, int]
+    returned: Set[TensorName]
+
+
+def index_names(program: Program) -> NameIndex:
+    """Linear in the size of the program."""
+    fusion = program.fusion
+    readers: dict[Name, list[int]] = {}
+    for expr in fusion.exprs:
+        for name in read_names(expr):
+            readers.setdefault(name, []).append(id(expr))
+    places = {name: place for place, name in enumerate((*fusion.tensors, *fusion.scalars))}
+    return NameIndex(readers, places, {output.tensor for output in fusion.outputs})
+
+
+def extract(program: Program, exprs: Sequence[Expr], index: NameIndex | None = None) -> Program:
     """The Program of only these expressions, in the order given, under the same names.
 
     Inputs are the names read but not defined inside, in order of first use; outputs the tensors
     defined inside that are read outside or are outputs of `program` (aliases are not taken over).
-    Symbols of extents stay free.
+    Symbols of extents stay free. Who takes many parts out of a program makes its `index` once.
     """
+    index = index_names(program) if index is None else index
     defined = dict.fromkeys(name for expr in exprs for name in expr.outs)
     inputs = dict.fromkeys(
         name for expr in exprs for name in read_names(expr) if name not in defined
     )
     inside = set(map(id, exprs))
-    wanted = {output.tensor for output in program.fusion.outputs}
-    for expr in program.fusion.exprs:
-        if id(expr) not in inside:
-            wanted.update(TensorName(name) for name in read_names(expr))
-    tensors = program.fusion.tensors
+    tensors, scalars = program.fusion.tensors, program.fusion.scalars
     outputs = tuple(
-        Output(TensorName(name)) for name in defined if name in tensors and name in wanted
+        Output(TensorName(name))
+        for name in defined
+        if name in tensors
+        and (name in index.returned or not inside.issuperset(index.readers.get(name, ())))
     )
-    fusion = replace(program.fusion, exprs=tuple(exprs), inputs=tuple(inputs), outputs=outputs)
-    return without_unnamed(replace(program, fusion=fusion))
+    named = sorted((*defined, *inputs), key=index.places.__getitem__)
+    fusion = Fusion(
+        {TensorName(name): tensors[TensorName(name)] for name in named if name in tensors},
+        {ScalarName(name): scalars[ScalarName(name)] for name in named if name in scalars},
+        tuple(exprs),
+        tuple(inputs),
+        outputs,
+    )
+    schedules = {name: program.schedule(name) for name in fusion.tensors}
+    return replace(program, fusion=fusion, schedules=schedules)
 
 
 def remove_dead(program: Program) -> Program:

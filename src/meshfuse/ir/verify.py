@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from meshfuse.base.errors import InvariantError, UserError
 from meshfuse.expr import IntExpr, const_value
@@ -17,8 +17,11 @@ from meshfuse.ir.rewrite import read_names
 from meshfuse.ir.schedule import Step, step_results, step_sources
 
 
-def verify(program: Program) -> None:
+def verify(program: Program, verified: Program | None = None) -> None:
     """Raise InvariantError, naming the tensor or expression, unless all of this holds.
+
+    What `program` shares with `verified`, of which all of it holds, is not looked at again: tensors
+    whose definition and schedule are the same objects, and expressions on such tensors.
 
     Names: every name read is an input or defined before, once, and stands in the tables.
     Results: types and axes of outputs are what `infer` says, as far as extents can be compared.
@@ -30,13 +33,29 @@ def verify(program: Program) -> None:
     axis without one is broadcast or expanded.
     """
     _verify_names(program)
+    changed = _changed_tensors(program, verified)
+    known = set[int]() if verified is None else set(map(id, verified.fusion.exprs))
     for expr in program.fusion.exprs:
-        _verify_results(program, expr)
-    for name in program.fusion.tensors:
+        if id(expr) not in known or not changed.isdisjoint((*read_names(expr), *expr.outs)):
+            _verify_results(program, expr)
+    for name in changed:
         _verify_axes(program, name)
         _verify_bindings(program, name)
         _verify_allocation(program, name)
-    _verify_axes_are_own(program)
+    if changed:
+        _verify_axes_are_own(program)
+
+
+def _changed_tensors(program: Program, verified: Program | None) -> Set[TensorName]:
+    """The tensors that `verified` lacks or has otherwise, in order."""
+    if verified is None:
+        return dict.fromkeys(program.fusion.tensors).keys()
+    return dict.fromkeys(
+        name
+        for name, definition in program.fusion.tensors.items()
+        if verified.fusion.tensors.get(name) is not definition
+        or verified.schedules.get(name) is not program.schedule(name)
+    ).keys()
 
 
 # Names.
@@ -164,9 +183,10 @@ def _derive(
     left = dict.fromkeys(made)
     for step in steps:
         for source in step_sources(step):
-            _require(
-                source in left, f"{name}: {step} takes {source}, which is not there (any more)"
-            )
+            if source not in left:
+                raise InvariantError(
+                    f"{name}: {step} takes {source}, which is not there (any more)"
+                )
             del left[source]
         made += step_results(step)
         left |= dict.fromkeys(step_results(step))
@@ -201,12 +221,13 @@ def _verify_bindings(program: Program, name: TensorName) -> None:
             taken.add(bound)
         if schedule.mesh is None:
             continue
-        _require(schedule.mesh.has(bound), f"{name}: {schedule.mesh} has no {bound}")
+        if not schedule.mesh.has(bound):
+            raise InvariantError(f"{name}: {schedule.mesh} has no {bound}")
         extent = const_value(axes[leaf].extent)
-        _require(
-            extent is None or extent == schedule.mesh.axis_size(bound),
-            f"{name}: {bound} of {schedule.mesh} is bound to {axes[leaf]} of another size",
-        )
+        if extent not in (None, schedule.mesh.axis_size(bound)):
+            raise InvariantError(
+                f"{name}: {bound} of {schedule.mesh} is bound to {axes[leaf]} of another size"
+            )
 
 
 # Allocations.

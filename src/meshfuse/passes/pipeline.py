@@ -43,8 +43,10 @@ def run_passes(
 ) -> tuple[Program, tuple[Note, ...]]:
     """Apply the passes in order and verify after each. Notes stand in the order they were made."""
     notes: list[Note] = []
+    verified = None
     for apply in passes:
         program, said = apply(program)
-        verify(program)
+        verify(program, verified)
+        verified = program
         notes.extend(said)
     return program, tuple(notes)

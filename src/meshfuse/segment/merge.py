@@ -26,13 +26,14 @@ class Edge:
 class Groups:
     """A partition of expressions into groups whose graph has no cycle.
 
-    A group goes by the position of its first member. `above` has, for each group, those that must
-    run before it, as the bits of an integer.
+    A group goes by the position of its first member. `order` numbers the groups such that each
+    stands after those that it reads from, so that a path is looked for only between its ends.
     """
 
     members: dict[int, tuple[int, ...]]
     predecessors: dict[int, set[int]]
-    above: dict[int, int] = field(default_factory=dict[int, int])
+    readers: dict[int, set[int]]
+    order: dict[int, int]
     merged_into: dict[int, int] = field(default_factory=dict[int, int])
 
     def group_of(self, position: int) -> int:
@@ -43,43 +44,69 @@ class Groups:
 
     def may_merge(self, a: int, b: int) -> bool:
         """Whether no path leads from one group to the other through a third."""
-        return not (self._leads_outside(a, b) or self._leads_outside(b, a))
+        first, last = sorted((a, b), key=self.order.__getitem__)
+        return not any(first in self.predecessors[p] for p in self._before(last, first))
 
-    def _leads_outside(self, a: int, b: int) -> bool:
-        bit = 1 << a
-        return any(p != a and self.above[p] & bit for p in self.predecessors[b])
+    def _before(self, last: int, first: int) -> dict[int, None]:
+        """The groups that `last` depends on and that stand after `first`."""
+        return self._reached(self.predecessors, last, lambda p: self.order[p] > self.order[first])
+
+    def _behind(self, first: int, last: int) -> dict[int, None]:
+        """The groups that depend on `first` and stand before `last`."""
+        return self._reached(self.readers, first, lambda p: self.order[p] < self.order[last])
+
+    def _reached(
+        self, edges: Mapping[int, set[int]], start: int, inside: Callable[[int], bool]
+    ) -> dict[int, None]:
+        found: dict[int, None] = {}
+        pending = [start]
+        while pending:
+            for group in edges[pending.pop()]:
+                if group not in found and inside(group):
+                    found[group] = None
+                    pending.append(group)
+        return found
 
     def merge(self, a: int, b: int) -> None:
-        """Put the two groups together, under the smaller name."""
+        """Put two groups that may merge together, under the smaller name."""
+        self._renumber(*sorted((a, b), key=self.order.__getitem__))
         kept, gone = min(a, b), max(a, b)
-        both = (1 << a) | (1 << b)
         self.members[kept] = tuple(sorted(self.members[kept] + self.members.pop(gone)))
-        self.predecessors[kept] |= self.predecessors.pop(gone)
-        self.predecessors[kept] -= {a, b}
         self.merged_into[gone] = kept
-        above = (self.above[kept] | self.above.pop(gone)) & ~both
-        self.above[kept] = above
-        for group, bits in self.above.items():
-            if bits & both:
-                self.above[group] = (bits & ~both) | above | (1 << kept)
-        for predecessors in self.predecessors.values():
-            if gone in predecessors:
-                predecessors.discard(gone)
-                predecessors.add(kept)
+        del self.order[gone]
+        for edges, back in ((self.predecessors, self.readers), (self.readers, self.predecessors)):
+            moved = edges.pop(gone)
+            for other in moved:
+                back[other].discard(gone)
+                back[other].add(kept)
+            edges[kept] = (edges[kept] | moved) - {a, b}
+        self.predecessors[kept].discard(kept)
+        self.readers[kept].discard(kept)
+
+    def _renumber(self, first: int, last: int) -> None:
+        """Number `first` and `last` next to each other, what lies between before or after both.
+
+        What `last` depends on comes before them, what depends on `first` after them, each in its
+        old order and on the numbers that these groups had (Pearce and Kelly, A dynamic topological
+        sort algorithm for directed acyclic graphs, 2006).
+        """
+        before = sorted(self._before(last, first), key=self.order.__getitem__)
+        behind = sorted(self._behind(first, last), key=self.order.__getitem__)
+        numbers = sorted(self.order[p] for p in (*before, first, last, *behind))
+        self.order.update(zip((*before, first, last, *behind), numbers, strict=True))
 
 
 def single_groups(predecessors: Mapping[int, Sequence[int]]) -> Groups:
     """Each expression by itself. `predecessors`, in program order: those that each reads from."""
-    above: dict[int, int] = {}
+    readers: dict[int, set[int]] = {position: set() for position in predecessors}
     for position, before in predecessors.items():
-        bits = 0
         for p in before:
-            bits |= above[p] | (1 << p)
-        above[position] = bits
+            readers[p].add(position)
     return Groups(
         members={position: (position,) for position in predecessors},
         predecessors={position: set(before) for position, before in predecessors.items()},
-        above=above,
+        readers=readers,
+        order={position: place for place, position in enumerate(predecessors)},
     )
 
 

@@ -12,7 +12,7 @@ from meshfuse.facts.refusal import Refusal
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.ops import Expr
 from meshfuse.ir.program import Program
-from meshfuse.ir.rewrite import extract, read_names
+from meshfuse.ir.rewrite import NameIndex, extract, index_names, read_names
 from meshfuse.segment.boundaries import merge_edges, predecessors_of, standing_alone
 from meshfuse.segment.merge import Edge, in_order, merge_greedily, single_groups
 from meshfuse.segment.segments import Segment, SegmentedProgram
@@ -33,7 +33,7 @@ def segment(program: Program, accepts: Callable[[Program], Answer]) -> Segmented
     the reasons. Arithmetic on scalars is repeated in each segment that reads it.
     """
     alone = standing_alone(program)
-    asking = _Asking(program, accepts, _scalar_definitions(program), alone)
+    asking = _Asking(program, accepts, _scalar_definitions(program), alone, index_names(program))
     predecessors = predecessors_of(program)
     edges = merge_edges(program, facts_of(program), alone)
     regions = single_groups(predecessors)
@@ -58,6 +58,7 @@ class _Asking:
     accepts: Callable[[Program], Answer]
     scalars: Mapping[str, int]
     alone: frozenset[int]
+    names: NameIndex
     answers: dict[tuple[int, ...], Answer] = field(default_factory=dict[tuple[int, ...], Answer])
 
     def answer(self, members: tuple[int, ...]) -> Answer:
@@ -76,7 +77,7 @@ class _Asking:
                 if position is not None and position not in needed:
                     needed[position] = None
                     pending.append(position)
-        return extract(self.program, [exprs[position] for position in sorted(needed)])
+        return extract(self.program, [exprs[position] for position in sorted(needed)], self.names)
 
 
 def _accepted_parts(

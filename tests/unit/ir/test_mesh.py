@@ -23,6 +23,9 @@ CUBE = make_mesh([[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]])
         ([[5], [2]], "DeviceMesh{{5} {2}}"),
         (torch.arange(4).reshape(2, 2), "DeviceMesh{{0 1} {2 3}}"),
         (torch.arange(4).reshape(2, 2).numpy(), "DeviceMesh{{0 1} {2 3}}"),
+        (torch.arange(8, 1032).reshape(128, 8), "DeviceMesh{128x8 ranks from 8}"),
+        (range(33), "DeviceMesh{33 ranks from 0}"),
+        ([*range(33), 99], f"DeviceMesh{{{' '.join(map(str, range(33)))} 99}}"),
     ],
 )
 def test_made_of(devices: object, text: str) -> None:

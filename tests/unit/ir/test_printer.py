@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from golden_text import GoldenCheck
+from meshfuse.base.cursor import Cursor
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.text import TextError
 from meshfuse.expr import const, symbol
@@ -209,6 +210,19 @@ def test_meshes(devices: object, names: tuple[str, ...], text: str) -> None:
 def test_every_expression_has_a_statement() -> None:
     assert set(EXPR_STATEMENTS) == set(concrete_classes(Expr))
     assert {Literal, DeviceMesh, ParallelType, IterDomain} < set(IR_CODECS)
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        make_mesh([[*range(8 * k, 8 * k + 8)] for k in range(8)], ["dp", "tp"]),
+        make_mesh(range(7, 47)),
+        make_mesh(range(46, 6, -1)),
+    ],
+)
+def test_large_meshes_parse_back(mesh: DeviceMesh) -> None:
+    codec = IR_CODECS[DeviceMesh]
+    assert codec.parse(Cursor(codec.render(mesh))) == mesh
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,16 @@ Programs are broken by editing their text, which the parser accepts without chec
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import InvariantError
+from meshfuse.ir.axes import TensorName
 from meshfuse.ir.parser import parse_program
 from meshfuse.ir.printer import print_program
+from meshfuse.ir.rewrite import add_tensor
 from meshfuse.ir.verify import verify
 
 SOUND = """\
@@ -117,3 +122,13 @@ def test_symbols_may_stand_for_equal_sizes() -> None:
 def test_a_reduced_axis_shares_the_mesh_axis_of_a_tensor_axis() -> None:
     bound = "  schedule(T1, [a4, a5], bindings={a4: mesh_x, a5: mesh_x})\n  T2 = tensor"
     verify(parse_program(SOUND.replace("  T2 = tensor", bound, 1)))
+
+
+def test_what_is_shared_with_a_verified_program_is_not_looked_at_again() -> None:
+    """But what has changed is, and expressions on it."""
+    sound, reduced = parse_program(SOUND), TensorName("T1")
+    half = replace(sound.tensor(reduced), dtype=DataType.Half)
+    broken = add_tensor(sound, reduced, half, sound.schedule(reduced))
+    with pytest.raises(InvariantError, match=r"T1 = sum\(T0, \[1\]\): T1 has type f16"):
+        verify(broken, sound)
+    verify(broken, broken)

@@ -42,6 +42,29 @@ def test_groups_stay_acyclic_and_merged_as_far_as_allowed(
     assert all(place[before] <= place[node] for node in graph for before in graph[node])
 
 
+@given(graphs(), st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=12))
+def test_groups_know_of_every_path(graph: Graph, pairs: list[tuple[int, int]]) -> None:
+    """Against paths found by walking the graph; each group has a number above what it reads."""
+    groups = single_groups(graph)
+
+    def reaches(start: int, goal: int) -> bool:
+        return start == goal or any(reaches(start, p) for p in groups.predecessors[goal])
+
+    def through_another(start: int, goal: int) -> bool:
+        return any(p != start and reaches(start, p) for p in groups.predecessors[goal])
+
+    for pair in pairs:
+        a, b = (groups.group_of(position % len(graph)) for position in pair)
+        if a != b:
+            may = groups.may_merge(a, b)
+            assert may is not (through_another(a, b) or through_another(b, a))
+            if may:
+                groups.merge(a, b)
+        for group, before in groups.predecessors.items():
+            assert all(groups.order[p] < groups.order[group] for p in before)
+            assert all(group in groups.readers[p] for p in before)
+
+
 def test_a_diamond_merges_whole() -> None:
     graph: Graph = {0: (), 1: (0,), 2: (0,), 3: (1, 2)}
     edges = [Edge(0, 1, 1), Edge(0, 2, 1), Edge(1, 3, 9), Edge(2, 3, 1)]
