@@ -28,6 +28,17 @@ from meshfuse.ir.ops import (
     Squeeze,
     Welford,
 )
+from meshfuse.ir.ops_indexing import (
+    Cat,
+    IndexSelect,
+    Iota,
+    Pad,
+    Scan,
+    Slice,
+    TakeAlongAxis,
+    TopK,
+    is_whole,
+)
 from meshfuse.ir.program import Program
 from meshfuse.ir.terms import Terms
 
@@ -120,6 +131,51 @@ def _(expr: Linear, program: Program) -> Mapping[int, Places]:
     if expr.bias is not None:
         places[2] = (*range(leading), *columns)
     return places
+
+
+@axis_pairs.register(Slice)
+@axis_pairs.register(Pad)
+def _(expr: Slice | Pad, program: Program) -> Mapping[int, Places]:
+    places = enumerate(_tensor_places(program, expr.out))
+    return {0: tuple(place if is_whole(program, expr, k) else None for k, place in places)}
+
+
+@axis_pairs.register
+def _(expr: Cat, program: Program) -> Mapping[int, Places]:
+    places = _all_but(_tensor_places(program, expr.out), expr.axis)
+    return dict.fromkeys(range(len(expr.args)), places)
+
+
+@axis_pairs.register(Scan)
+@axis_pairs.register(TopK)
+def _(expr: Scan | TopK, program: Program) -> Mapping[int, Places]:
+    return {0: _all_but(_tensor_places(program, TensorName(expr.outs[0])), expr.axis)}
+
+
+@axis_pairs.register
+def _(expr: Iota, program: Program) -> Mapping[int, Places]:
+    """It reads no tensor."""
+    return {}
+
+
+@axis_pairs.register
+def _(expr: IndexSelect, program: Program) -> Mapping[int, Places]:
+    """src [*a, size, *b], index [*c] -> [*a, *c, *b, size]."""
+    indices = range(expr.axis, expr.axis + program.tensor(expr.index).ndim)
+    indexed = len(program.tensor(expr.out).maybe_root) - 1
+    return {0: (*range(expr.axis), indexed, *range(indices.stop, indexed)), 1: tuple(indices)}
+
+
+@axis_pairs.register
+def _(expr: TakeAlongAxis, program: Program) -> Mapping[int, Places]:
+    """src [*a, size, *b], index [*a, n, *b] -> [*a, n, *b, size]."""
+    places = tuple(range(program.tensor(expr.index).ndim))
+    return {0: (*places[: expr.axis], len(places), *places[expr.axis + 1 :]), 1: places}
+
+
+def _all_but(places: Places, axis: int) -> Places:
+    """`places` without the axis along which an expression works."""
+    return (*places[:axis], None, *places[axis + 1 :])
 
 
 def operand_axis_map(

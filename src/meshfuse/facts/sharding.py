@@ -14,9 +14,11 @@ from meshfuse.facts.holdings import coordinate_symbol, held_count
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
 from meshfuse.ir.comm import AllReduce, ReduceScatter
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
-from meshfuse.ir.ops import Expr, Linear, MatMul, Reduction, Set
+from meshfuse.ir.ops import Expr, Linear, MatMul, Reduction, Welford
+from meshfuse.ir.ops_indexing import IndexSelect, TakeAlongAxis
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import Merge, Split, Step, Swizzle1d
+from meshfuse.ir.terms import Terms
 
 __all__ = [
     "UNSAID",
@@ -328,6 +330,9 @@ def deal_digits(
 UNSAID = "unsaid"
 """In place of the reduction, in a segment that only copies partial results of another."""
 
+MOMENTS = "moments"
+"""The reduction behind what a Welford makes of a part: no row of REDUCTION_FUNCTIONS."""
+
 
 @singledispatch
 def reduction_function(expr: Expr) -> str | None:
@@ -338,8 +343,18 @@ def reduction_function(expr: Expr) -> str | None:
 @reduction_function.register(Reduction)
 @reduction_function.register(AllReduce)
 @reduction_function.register(ReduceScatter)
-def _(expr: Reduction | AllReduce | ReduceScatter) -> str | None:
+@reduction_function.register(IndexSelect)
+@reduction_function.register(TakeAlongAxis)
+def _(
+    expr: Reduction | AllReduce | ReduceScatter | IndexSelect | TakeAlongAxis,
+) -> str | None:
     return expr.function
+
+
+@reduction_function.register(Welford)
+def _(expr: Welford) -> str | None:
+    """Decomposition combines these terms, no collective does."""
+    return MOMENTS
 
 
 @reduction_function.register(Linear)
@@ -349,16 +364,24 @@ def _(expr: Linear | MatMul) -> str | None:
 
 
 def _reduction_behind(program: Program, tensor: TensorName) -> str:
+    """The reduction that made the terms; what stands between works on each term by itself."""
     expr = program.fusion.definition(tensor)
-    while isinstance(expr, Set):
-        tensor = expr.src
+    while expr is not None:
+        function = reduction_function(expr)
+        if function is not None:
+            return function
+        operands = (name for name in expr.ins if isinstance(name, str))
+        source = next((name for name in operands if _has_terms(program, name)), None)
+        if source is None:
+            raise InvariantError(f"{tensor} has a partial axis but {expr} makes no partial results")
+        tensor = TensorName(source)
         expr = program.fusion.definition(tensor)
-    if expr is None:
-        return _reduction_ahead(program, tensor)
-    function = reduction_function(expr)
-    if function is None:
-        raise InvariantError(f"{tensor} has a partial axis but {expr} makes no partial results")
-    return function
+    return _reduction_ahead(program, tensor)
+
+
+def _has_terms(program: Program, name: str) -> bool:
+    definition = program.fusion.tensors.get(TensorName(name))
+    return definition is not None and AxisKind.partial in (a.kind for a in definition.logical)
 
 
 def _reduction_ahead(program: Program, tensor: TensorName) -> str:
@@ -368,5 +391,7 @@ def _reduction_ahead(program: Program, tensor: TensorName) -> str:
         if names.intersection(expr.ins):
             if isinstance(expr, AllReduce | ReduceScatter):
                 return expr.function
-            names.update(TensorName(out) for out in expr.outs if isinstance(expr, Set))
+            if isinstance(expr, Terms):
+                return MOMENTS
+            names.update(TensorName(out) for out in expr.outs if _has_terms(program, out))
     return UNSAID

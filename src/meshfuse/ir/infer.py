@@ -44,6 +44,7 @@ from meshfuse.ir.ops import (
 )
 from meshfuse.ir.pointwise import SCALAR_FUNCTIONS, ResultRule
 from meshfuse.ir.program import Program
+from meshfuse.ir.terms import Terms
 
 AxisShape = tuple[AxisKind, IntExpr]
 """Kind and extent: an axis without its name."""
@@ -229,6 +230,12 @@ def _(expr: Broadcast, program: Program) -> tuple[Result, ...]:
     if kept != rank:
         raise UserError(f"{call}: {kept} flags are false; the tensor has {rank} axes")
     axes = tuple(ONE if inserted else next(shape) for inserted in expr.inserted)
+    return (Result(program.tensor(expr.src).dtype, axes),)
+
+
+@infer.register
+def _(expr: Terms, program: Program) -> tuple[Result, ...]:
+    axes = (*tensor_shape(program, expr.src), (AxisKind.iteration, const(expr.count)))
     return (Result(program.tensor(expr.src).dtype, axes),)
 
 

@@ -27,6 +27,7 @@ from meshfuse.ir.ops import (
     Welford,
 )
 from meshfuse.ir.program import Program
+from meshfuse.ir.terms import Terms
 from meshfuse.kernel.index import bounds_within, ragged_bounds, source_indices, symbol_names
 from meshfuse.kernel.nodes import Mask
 
@@ -91,6 +92,11 @@ def _(expr: Broadcast, program: Program, element: Element) -> tuple[Element, ...
     kept = zip(element.index, expr.inserted, strict=True)
     index = tuple(position for position, inserted in kept if not inserted)
     return (Element(expr.src, index, element.bounds),)
+
+
+@operand_elements.register
+def _(expr: Terms, program: Program, element: Element) -> tuple[Element, ...]:
+    return (Element(expr.src, element.index[:-1], element.bounds),)
 
 
 @operand_elements.register

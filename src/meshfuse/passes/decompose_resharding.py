@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import final
 
 from meshfuse.base.dtypes import ITEM_BYTES
 from meshfuse.base.errors import Unsupported
 from meshfuse.base.trace import Note
-from meshfuse.facts.facts import tensor_outputs
+from meshfuse.facts.facts import output_names, tensor_outputs
 from meshfuse.facts.redistribute import COMMUNICATION_NAMES, Move, communication_of, plan
 from meshfuse.facts.refusal import Refusal
-from meshfuse.facts.reshape import digits_after_reshape, in_blocks
-from meshfuse.facts.sharding import Digits, Sharding, canonical, owners_of, sharding_of
+from meshfuse.facts.sharding import Sharding, sharding_of
 from meshfuse.ir.axes import TensorName
-from meshfuse.ir.comm import Communication, LocalSlice
-from meshfuse.ir.mesh import DeviceMesh
-from meshfuse.ir.ops import Expr, Linear, Pointwise, Reduction, Reshape, Set
+from meshfuse.ir.comm import Communication
+from meshfuse.ir.ops import Expr, Linear, Pointwise, Reduction, Reshape, Set, Welford
 from meshfuse.ir.program import Program
-from meshfuse.ir.rewrite import Name, add_tensor, map_names, with_exprs
+from meshfuse.ir.rewrite import (
+    Name,
+    add_tensor,
+    map_names,
+    read_names,
+    with_exprs,
+    without_unnamed,
+)
 from meshfuse.passes.apply_sharding import new_sharded_tensor
 from meshfuse.passes.linear_bias import separate_bias
+from meshfuse.passes.moments import combine_moments
 from meshfuse.passes.operands import with_operands
 from meshfuse.passes.placement import (
-    Placement,
     crossing_axes,
     needed_sharding,
     new_local_result,
     placed_operands,
-    placement_of,
     produced_sharding,
-    reshape_placement,
 )
-from meshfuse.passes.sharding_rules import carried_axes, sharding_rule
+from meshfuse.passes.sites import Site, cheapest_site, moved_bytes
 
 STAGE = "decompose_resharding"
 
@@ -49,7 +53,7 @@ def decompose_resharding(program: Program) -> tuple[Program, tuple[Note, ...]]:
     rewriting = _Rewriting(program)
     for expr in program.fusion.exprs:
         _decompose(rewriting, expr)
-    return with_exprs(rewriting.program, rewriting.exprs), tuple(rewriting.notes)
+    return _without_bypassed(rewriting)
 
 
 @final
@@ -57,16 +61,45 @@ def decompose_resharding(program: Program) -> tuple[Program, tuple[Note, ...]]:
 class _Rewriting:
     """The program with the tensors made so far, and the expressions that replace those seen.
 
-    `moved` remembers redistributed operands, so that a tensor is gathered once for all that need it
-    whole.
+    `copies` has the tensors that hold another one's value, placed otherwise, by that other one's
+    name; `origins` leads from them to it. `bypassed` are copies in whose place another was read.
     """
 
     program: Program
     exprs: list[Expr] = field(default_factory=list[Expr])
     notes: list[Note] = field(default_factory=list[Note])
-    moved: dict[tuple[TensorName, tuple[Digits, ...]], TensorName] = field(
-        default_factory=dict[tuple[TensorName, tuple[Digits, ...]], TensorName]
+    copies: dict[TensorName, list[TensorName]] = field(
+        default_factory=dict[TensorName, list[TensorName]]
     )
+    origins: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
+    bypassed: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
+
+    def note_copy(self, copy: TensorName, source: TensorName) -> None:
+        origin = self.origins.get(source, source)
+        self.origins[copy] = origin
+        self.copies.setdefault(origin, []).append(copy)
+
+
+def _without_bypassed(work: _Rewriting) -> tuple[Program, tuple[Note, ...]]:
+    """Drop copies that nothing reads, as their readers found what they need elsewhere."""
+    readers = Counter(name for expr in work.exprs for name in read_names(expr))
+    outputs = output_names(work.program)
+    kept: list[Expr] = []
+    dropped: dict[TensorName, TensorName] = {}
+    for expr in reversed(work.exprs):
+        if isinstance(expr, Communication | Set) and expr.out in work.bypassed:
+            if not readers[expr.out] and expr.out not in outputs:
+                dropped[expr.out] = work.bypassed[expr.out]
+                readers[expr.src] -= 1
+                if expr.src in work.origins:
+                    work.bypassed.setdefault(expr.src, dropped[expr.out])
+                continue
+        kept.append(expr)
+    notes = [note for note in work.notes if note.subject not in dropped]
+    for copy, source in sorted(dropped.items()):
+        notes.append(Note(STAGE, copy, "not_moved", f"what reads it takes its parts from {source}"))
+    program = with_exprs(work.program, kept[::-1])
+    return (without_unnamed(program) if dropped else program), tuple(notes)
 
 
 def _decompose(work: _Rewriting, expr: Expr) -> None:
@@ -77,14 +110,14 @@ def _decompose(work: _Rewriting, expr: Expr) -> None:
     elif isinstance(expr, Set):
         _decompose_copy(work, expr)
     else:
-        placement = placement_of(work.program, outs[0], mesh)
-        crossing = crossing_axes(work.program, outs[0], placement)
+        site = cheapest_site(work.program, expr, mesh)
+        crossing = crossing_axes(work.program, outs[0], site.placement)
         if crossing and isinstance(expr, Linear) and expr.bias is not None:
             work.program, parts = separate_bias(work.program, expr)
             for part in parts:
                 _decompose(work, part)
         else:
-            _decompose_compute(work, expr, mesh)
+            _decompose_compute(work, expr, site)
 
 
 def _decompose_copy(work: _Rewriting, expr: Set) -> None:
@@ -100,28 +133,30 @@ def _decompose_copy(work: _Rewriting, expr: Set) -> None:
         work.exprs.append(expr)
 
 
-def _decompose_compute(work: _Rewriting, expr: Expr, mesh: DeviceMesh) -> None:
-    program, outs = work.program, tensor_outputs(work.program, expr)
-    placement = _cheaper_placement(program, expr, placement_of(program, outs[0], mesh), mesh)
-    if isinstance(expr, Reshape):
-        placement = reshape_placement(program, expr, placement, mesh)
+def _decompose_compute(work: _Rewriting, expr: Expr, site: Site) -> None:
     operands = list(expr.ins)
-    for position in placed_operands(program, expr):
-        need = needed_sharding(program, expr, position, placement, mesh)
+    for position in placed_operands(work.program, expr):
+        need = needed_sharding(work.program, expr, position, site.placement, site.mesh)
         operand = TensorName(str(expr.ins[position]))
         operands[position] = _moved_operand(work, operand, need, expr)
     renamed: dict[Name, Name] = {}
     results: list[tuple[TensorName, TensorName, Sharding]] = []
-    for out in outs:
-        made = produced_sharding(program, expr, out, placement, mesh)
-        if made != sharding_of(program, out):
-            work.program, local = new_local_result(work.program, out, placement, made)
+    for out in tensor_outputs(work.program, expr):
+        made = produced_sharding(work.program, expr, out, site.placement, site.mesh)
+        if made != sharding_of(work.program, out):
+            work.program, local = new_local_result(work.program, out, site.placement, made)
             renamed[out] = local
             results.append((out, local, made))
-            if isinstance(expr, Reshape):
-                work.program = _without_root(work.program, out)
     work.exprs.append(map_names(with_operands(expr, operands), renamed))
+    if isinstance(expr, Welford) and results and results[0][2].partial:
+        locals_ = tuple(local for _, local, _ in results)
+        work.program, stacked, combining = combine_moments(work.program, expr, locals_)
+        work.exprs.extend(stacked)
+        _decompose(work, combining)
+        return
     for out, local, made in results:
+        if isinstance(expr, Reshape):
+            work.program = _without_root(work.program, out)
         moves = _plan(work.program, out, made, sharding_of(work.program, out))
         _communicate(work, local, moves, _result_reason(expr, out, made), out)
 
@@ -137,13 +172,34 @@ def _moved_operand(work: _Rewriting, operand: TensorName, need: Sharding, expr: 
     have = sharding_of(work.program, operand)
     if have == need:
         return operand
-    key = (operand, need.axes)
-    if key not in work.moved:
-        moves = _plan(work.program, operand, have, need)
-        whole = all(digit.owner is None for digits in need.axes for digit in digits)
-        reason = f"{operand} is needed {'whole' if whole else 'sharded'} by {_call(expr)}"
-        work.moved[key] = _communicate(work, operand, moves, reason)
-    return work.moved[key]
+    source, moves = _nearest(work, operand, need)
+    if moves:
+        source = _communicate(work, source, moves, _operand_reason(operand, have, need, expr))
+    if source != operand and operand in work.origins:
+        work.bypassed[operand] = source
+    return source
+
+
+def _nearest(
+    work: _Rewriting, operand: TensorName, need: Sharding
+) -> tuple[TensorName, tuple[Move, ...]]:
+    """The tensor of the operand's value from which the fewest bytes move, and those moves.
+
+    What is gathered and sliced again is read where it was sharded; what is needed at two places
+    moves once.
+    """
+    program = work.program
+    best, moves = operand, _plan(program, operand, sharding_of(program, operand), need)
+    cost = moved_bytes(program, operand, moves)
+    origin = work.origins.get(operand, operand)
+    for other in (origin, *work.copies.get(origin, ())):
+        if not moves:
+            break
+        found = _plan(program, other, sharding_of(program, other), need)
+        other_cost = moved_bytes(program, other, found)
+        if other_cost < cost or not found:
+            best, moves, cost = other, found, other_cost
+    return best, moves
 
 
 def _communicate(
@@ -165,6 +221,8 @@ def _communicate(
         work.notes.append(
             Note(STAGE, result, kind, reason, "" if kind == "local_slice" else str(size))
         )
+        if not sharding_of(work.program, src).partial:
+            work.note_copy(result, src)
         src = result
     return src
 
@@ -177,84 +235,6 @@ def _plan(program: Program, tensor: TensorName, have: Sharding, want: Sharding) 
     return moves
 
 
-# Where to compute.
-
-
-def _cheaper_placement(
-    program: Program, expr: Expr, placement: Placement, mesh: DeviceMesh
-) -> Placement:
-    """Compute where the operands lie and move the result, if that leaves all operands in place.
-
-    T1 = relu(T0), T0 split, T1 replicated: relu on the blocks, then gather. Contractions, whose
-    results may be larger than their operands, keep the placement of the result; so does what only
-    needs slicing.
-    """
-    rule = sharding_rule(expr)
-    positions = placed_operands(program, expr)
-    crossing = crossing_axes(program, TensorName(expr.outs[0]), placement)
-    if rule is None or rule.priority is not None or crossing:
-        return placement
-    for position in positions:
-        if not _moves_data(program, expr, position, placement, mesh):
-            continue
-        other = _placement_like(program, expr, position, placement, mesh)
-        if isinstance(expr, Reshape) and not _makes_blocks(program, expr, other):
-            return placement
-        if other is not None and all(
-            sharding_of(program, TensorName(str(expr.ins[k])))
-            == needed_sharding(program, expr, k, other, mesh)
-            for k in positions
-        ):
-            return other
-        return placement
-    return placement
-
-
-def _makes_blocks(program: Program, expr: Reshape, placement: Placement | None) -> bool:
-    """Whether ranks that compute at `placement` make blocks of the result."""
-    axes = [axis.name for axis in program.tensor(expr.out).root]
-    root = {} if placement is None else dict(zip(axes, placement, strict=True))
-    found = digits_after_reshape(program, expr.out, root, None)
-    return found is not None and all(map(in_blocks, found.values()))
-
-
-def _moves_data(
-    program: Program, expr: Expr, position: int, placement: Placement, mesh: DeviceMesh
-) -> bool:
-    operand = TensorName(str(expr.ins[position]))
-    extents = [axis.extent for axis in program.tensor(operand).tensor_axes]
-    need = needed_sharding(program, expr, position, placement, mesh)
-    moves = plan(sharding_of(program, operand), need, extents)
-    return isinstance(moves, Refusal) or any(m.communication is not LocalSlice for m in moves)
-
-
-def _placement_like(
-    program: Program, expr: Expr, position: int, placement: Placement, mesh: DeviceMesh
-) -> Placement | None:
-    """`placement`, but the axes of one operand as that has them; None if one has no place."""
-    operand, out = TensorName(str(expr.ins[position])), TensorName(expr.outs[0])
-    carried = carried_axes(program, expr, position, out)
-    root = program.tensor(out).maybe_root
-    places = {axis.name: place for place, axis in enumerate(root)}
-    found: dict[int, Digits] = {}
-    axes = program.tensor(operand).tensor_axes
-    for axis, digits in zip(axes, sharding_of(program, operand).axes, strict=True):
-        place = places[carried[axis.name]] if axis.name in carried else None
-        spread = bool(owners_of(digits, mesh))
-        if spread and (place is None or not root[place].kind.is_tensor_axis):
-            return None
-        if place is not None:
-            found[place] = canonical(digits, root[place].extent, mesh)
-    used = {owner for digits in found.values() for owner in owners_of(digits, mesh)}
-    if any(
-        used.intersection(owners_of(digits, mesh))
-        for place, digits in enumerate(placement)
-        if place not in found
-    ):
-        return None
-    return tuple(found.get(place, digits) for place, digits in enumerate(placement))
-
-
 # Reasons.
 
 
@@ -262,6 +242,13 @@ def _call(expr: Expr) -> str:
     """`linear T5`: an expression by its name and first output."""
     name = expr.function if isinstance(expr, Pointwise | Reduction) else type(expr).__name__.lower()
     return f"{name} {expr.outs[0]}"
+
+
+def _operand_reason(operand: TensorName, have: Sharding, need: Sharding, expr: Expr) -> str:
+    if have.mesh != need.mesh:
+        return f"{operand} lies on {have.mesh}, and {_call(expr)} is computed on {need.mesh}"
+    whole = all(digit.owner is None for digits in need.axes for digit in digits)
+    return f"{operand} is needed {'whole' if whole else 'sharded'} by {_call(expr)}"
 
 
 def _result_reason(expr: Expr, out: TensorName, made: Sharding) -> str:

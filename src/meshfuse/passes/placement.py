@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from meshfuse.base.errors import InvariantError, Unsupported
 from meshfuse.facts.facts import tensor_outputs
-from meshfuse.facts.reshape import digits_after_reshape, in_blocks
+from meshfuse.facts.reshape import digits_after_reshape
 from meshfuse.facts.sharding import (
+    MOMENTS,
     Digit,
     Digits,
     Sharding,
@@ -27,6 +28,7 @@ from meshfuse.ir.ops import Expr, Reshape, Set
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import fresh_axes, replay_steps
 from meshfuse.ir.schedule import Split
+from meshfuse.ir.terms import Terms
 from meshfuse.passes.apply_sharding import place_tensor, split_into
 from meshfuse.passes.sharding_rules import carried_axes
 
@@ -77,7 +79,15 @@ def needed_sharding(
     for axis in program.tensor(TensorName(str(expr.ins[position]))).tensor_axes:
         digits = places[carried[axis.name]] if axis.name in carried else (Digit(axis.extent),)
         axes.append(canonical(digits, axis.extent, mesh))
-    return Sharding(mesh, tuple(axes))
+    return Sharding(mesh, tuple(axes), _needed_terms(program, expr, mesh))
+
+
+def _needed_terms(program: Program, expr: Expr, mesh: DeviceMesh) -> dict[ParallelType, str]:
+    """The mesh axes along which the operand is to be partial, with the reduction."""
+    if isinstance(expr, Terms):
+        owners = owners_of(sharding_of(program, expr.out).axes[-1], mesh)
+        return dict.fromkeys(owners, MOMENTS)
+    return {}
 
 
 def produced_sharding(
@@ -127,22 +137,12 @@ def _reshaped(
 def reshape_placement(
     program: Program, expr: Reshape, placement: Placement, mesh: DeviceMesh
 ) -> Placement:
-    """`placement`, with the axes whole of which the operand could not be brought into such pieces.
-
-    Blocks can be made of anything; strided pieces must be there already. All axes are whole where
-    the pieces would not be whole ones of the result.
-    """
-    have = sharding_of(program, expr.src).axes
-    need = needed_sharding(program, expr, 0, placement, mesh).axes
+    """`placement`, but all axes whole where the pieces would not be whole ones of the result."""
     root = program.tensor(expr.out).root
     pieces = dict(zip((axis.name for axis in root), placement, strict=True))
     if digits_after_reshape(program, expr.out, pieces, mesh) is None:
         return tuple((Digit(axis.extent),) for axis in root)
-    axes = zip(root, placement, have, need, strict=True)
-    return tuple(
-        digits if there == wanted or in_blocks(digits) else (Digit(axis.extent),)
-        for axis, digits, there, wanted in axes
-    )
+    return placement
 
 
 def is_local(program: Program, expr: Expr, mesh: DeviceMesh) -> bool:

@@ -28,7 +28,18 @@ from meshfuse.ir.ops import (
     Squeeze,
     Welford,
 )
+from meshfuse.ir.ops_indexing import (
+    Cat,
+    IndexSelect,
+    Iota,
+    Pad,
+    Scan,
+    Slice,
+    TakeAlongAxis,
+    TopK,
+)
 from meshfuse.ir.program import Program
+from meshfuse.ir.terms import Terms
 
 
 @final
@@ -58,6 +69,15 @@ def sharding_rule(expr: Expr) -> ShardingRule | None:
 @sharding_rule.register(Reshape)
 @sharding_rule.register(Reduction)
 @sharding_rule.register(Welford)
+@sharding_rule.register(Slice)
+@sharding_rule.register(Pad)
+@sharding_rule.register(Cat)
+@sharding_rule.register(IndexSelect)
+@sharding_rule.register(TakeAlongAxis)
+@sharding_rule.register(Scan)
+@sharding_rule.register(Iota)
+@sharding_rule.register(TopK)
+@sharding_rule.register(Terms)
 def _(expr: Expr) -> ShardingRule | None:
     return ShardingRule()
 

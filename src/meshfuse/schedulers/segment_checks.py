@@ -22,6 +22,7 @@ from meshfuse.ir.ops import (
     Welford,
 )
 from meshfuse.ir.program import Program
+from meshfuse.ir.terms import Terms
 from meshfuse.schedulers.iteration_space import IterationSpace, SpaceAxis, reductions_of
 
 KERNEL_OPERATIONS: tuple[type[Expr], ...] = (
@@ -35,6 +36,7 @@ KERNEL_OPERATIONS: tuple[type[Expr], ...] = (
     Reshape,
     Reduction,
     Welford,
+    Terms,
 )
 """What can stand inside a kernel."""
 

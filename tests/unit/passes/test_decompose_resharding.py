@@ -225,13 +225,29 @@ def test_statistics_over_a_whole_axis_stay_local() -> None:
     assert describe(sharding_of(program, variance)).startswith("[1, mesh_x{2} 2] on")
 
 
-def test_statistics_over_a_sharded_axis_are_refused_by_name() -> None:
+def test_moments_over_a_sharded_axis_are_gathered_and_combined() -> None:
     recorder = Recorder()
     x = recorder.input([4, 6])
-    recorder.add(build.var_mean, x, [1])
+    recorder.add(build.welford, x, [1])
     recorder.block(LINE, x, 1)
-    with pytest.raises(Unsupported, match=r"Welford T1 reduces an axis that mesh_x shards"):
-        decomposed(recorder)
+    program, _ = decomposed(recorder)
+    assert [print_expr(expr) for expr in program.fusion.exprs] == [
+        "T4, T5, T6 = welford(T0, [1])",
+        "T7 = terms(T4, 2)",
+        "T8 = terms(T5, 2)",
+        "T9 = terms(T6, 2)",
+        "T10 = all_gather(T7, mesh_x, 1)",
+        "T11 = all_gather(T8, mesh_x, 1)",
+        "T12 = all_gather(T9, mesh_x, 1)",
+        "T1, T2, T3 = welford(T10, [1], src_m2=T11, src_count=T12)",
+    ]
+    terms = [describe(sharding_of(program, TensorName(name))) for name in ("T4", "T7", "T10")]
+    on = "on DeviceMesh{0 1}"
+    assert terms == [
+        f"[4] {on}, partial moments over mesh_x",
+        f"[4, mesh_x{{2}}] {on}",
+        f"[4, 2] {on}",
+    ]
 
 
 def test_a_cyclic_tensor_cannot_be_gathered() -> None:

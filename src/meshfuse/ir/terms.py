@@ -1,0 +1,25 @@
+"""What ranks hold of a reduction, side by side in one tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from meshfuse.base.text import Out
+from meshfuse.ir.axes import TensorName
+from meshfuse.ir.ops import UnaryExpr
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Terms(UnaryExpr):
+    """Each rank's term of `src`, which is partial, as its element of a new last axis of `out`.
+
+    `count` terms, one for each place on the mesh axes along which `src` is partial; the new axis
+    lies on those alone, so that nothing moves: a view. Made by decomposition only, for reductions
+    whose terms no collective combines.
+    """
+
+    out: Out[TensorName]
+    src: TensorName
+    count: int
