@@ -1,16 +1,19 @@
 """Collectives on flat blocks: what is asked for, and how torch.distributed is asked.
 
-Both buffers are dense in memory, possibly with permuted strides; what moves are blocks of memory:
-
     all_gather      out = the src blocks of the team, one after the other, in team order
     reduce_scatter  src = one block for each rank, in team order; out = this rank's, reduced
     all_reduce      out = the reduction of the team's src buffers
+    exchange        src = a block for each rank, out = a block from each; blocks of any size
+
+Straight, blocks are memory: both buffers are dense, possibly with permuted strides. With a packing,
+blocks are regions of the buffers, and an exchange always has one.
 
 Element types: all that meshfuse has; `sum` and `prod` of bool are refused (use an integer type
-instead), `max` of bool is "or", `min` "and". reduce_scatter on CPUs and all small sums there add in
-team order, 16-bit floats in float32, rounded once; elsewhere the backend chooses the order and
-rounds 16-bit floats at each addition. `max` and `min` give NaN if any rank has NaN, as torch.amax
-does; gloo and NCCL both lose it, so neither is asked for those, nor for products, which are rare.
+instead), `max` of bool is "or", `min` "and". reduce_scatter on CPUs, all small sums there and all
+of 16-bit floats add in team order, 16-bit floats in float32, rounded once. So does every sum that
+asks for team order; for others the backend chooses the order, and NCCL rounds 16-bit floats at each
+addition. `max` and `min` give NaN if any rank has NaN, as torch.amax does; gloo and NCCL both lose
+it, so neither is asked for those, nor for products, which are rare.
 """
 
 from __future__ import annotations
@@ -23,13 +26,15 @@ import torch
 import torch.distributed as dist
 
 from meshfuse.base.errors import InvariantError, Unsupported
+from meshfuse.dist.packing import Packing
 
-COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter")
+COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "exchange")
 REDUCTIONS = ("sum", "prod", "max", "min")
 """What `CollectiveRequest.function` may be."""
 
 GATHERED_REDUCTION_BYTES = 1 << 16
-"""A sum on CPUs that gathers no more is gathered, then added locally: one exchange, not two."""
+"""A reduction here that gathers no more is gathered, then done on each rank: one exchange, not two.
+Sums on CPUs of no more are done here, too."""
 
 _ACCUMULATION_TYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -60,12 +65,13 @@ class CollectiveBackend(Protocol):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CollectiveRequest:
     """One collective as one rank asks for it.
 
-    `number` is the communication's number in the host program, `team` the ranks in mesh order,
-    `cause` the op that needed it. `src` may be changed and `out` read only after the wait.
+    `number` is the communication's number in the host program, `team` the ranks in mesh order (of
+    an exchange, ascending), `cause` the op that needed it. `src` may be changed and `out` read only
+    after the wait. `in_team_order`: sums do not leave order and rounding to the backend.
     """
 
     number: int
@@ -75,11 +81,15 @@ class CollectiveRequest:
     out: torch.Tensor
     function: str | None
     cause: str
+    packing: Packing | None = None
+    in_team_order: bool = False
 
     @property
     def bytes(self) -> int:
-        """What `src` holds on this rank."""
-        return self.src.numel() * self.src.element_size()
+        """What this rank hands over, padding included."""
+        packing = self.packing
+        elements = self.src.numel() if packing is None else packing.sends.elements
+        return elements * self.src.element_size()
 
     def __str__(self) -> str:
         function = "" if self.function is None else f"{self.function}, "
@@ -94,27 +104,41 @@ class CollectiveRequest:
 class Posting:
     """A collective under way.
 
-    `work` is None when nothing had to move. `finish`, if any, makes `out` of what has arrived:
-    whoever waits calls it once, after the work has completed, on the stream that waits. `sequence`
-    counts the collectives of the backend, from 1; 0 if the collective never reached one.
+    `work` is None when nothing is to be waited for. `steps` is what makes `out` of what has
+    arrived: whoever waits calls `advance` each time that the work has completed, on the stream that
+    waits. `sequence` counts the collectives of the backend, from 1; 0 if the collective never
+    reached one.
     """
 
     request: CollectiveRequest
     work: dist.Work | None = None
-    finish: Callable[[], None] | None = None
+    steps: tuple[Callable[[], dist.Work | None], ...] = ()
     sequence: int = 0
 
-    def complete(self) -> None:
-        """Make `out` valid; the work has completed."""
-        finish, self.finish = self.finish, None
-        if finish is not None:
-            finish()
+    def advance(self) -> None:
+        """The work has completed: go on to the next, or make `out` valid; `work` is None then."""
+        self.work = None
+        while self.steps and self.work is None:
+            step, *rest = self.steps
+            self.steps = tuple(rest)
+            self.work = step()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What a rank sends and receives, as flat memory. `finish` makes `out` of what has arrived."""
+
+    send: torch.Tensor
+    receive: torch.Tensor
+    finish: Callable[[], None]
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a dense tensor as a 1-D view of stride 1, in memory order.
 
-    Axes of size 1 may have any stride, and `view` would keep it where all axes are. Raises InvariantError for memory with holes or overlaps.
+    Axes of size 1 may have any stride, and `view` would keep it where all axes are. Raises
+    InvariantError for memory with holes or overlaps.
     """
     if tensor.is_contiguous():
         return tensor.as_strided((tensor.numel(),), (1,))
@@ -129,22 +153,36 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     return ordered.as_strided((tensor.numel(),), (1,))
 
 
+def wire_of(request: CollectiveRequest) -> Wire:
+    """What `request` sends and receives: the memory of its buffers where they need no packing."""
+    src, out, packing = request.src, request.out, request.packing
+    if packing is None:
+        return Wire(memory_of(src), memory_of(out), lambda: None)
+    send, memory = packing.sends.pack(src), packing.receives.memory_in(out)
+    receive = out.new_empty(packing.receives.elements) if memory is None else memory
+
+    def finish() -> None:
+        if memory is None:
+            packing.receives.unpack(receive, out)
+        packing.keep(src, out)
+
+    return Wire(send, receive, finish)
+
+
 def check_request(request: CollectiveRequest) -> None:
     """Refuse what no rank could run: sizes that do not fit the team, or an unknown reduction."""
-    src, out, ranks = request.src, request.out, len(request.team)
+    src, out = request.src, request.out
     if request.collective not in COLLECTIVES:
         raise InvariantError(f"{request}: the collectives are {', '.join(COLLECTIVES)}")
-    factors = {"all_gather": (ranks, 1), "all_reduce": (1, 1), "reduce_scatter": (1, ranks)}
-    src_factor, out_factor = factors[request.collective]
-    if src.numel() * src_factor != out.numel() * out_factor:
-        raise InvariantError(
-            f"{request}: {src.numel()} elements into {out.numel()} over {ranks} ranks"
-        )
+    if request.packing is None:
+        _check_sizes(request)
+    else:
+        _check_packing(request, request.packing)
     if src.dtype != out.dtype or src.device != out.device:
         raise InvariantError(
             f"{request}: from {src.dtype} on {src.device} to {out.dtype} on {out.device}"
         )
-    if request.collective == "all_gather":
+    if request.collective in ("all_gather", "exchange"):
         return
     if request.function not in REDUCTIONS:
         raise Unsupported(f"{request}: ranks can be reduced by {', '.join(REDUCTIONS)}")
@@ -154,16 +192,50 @@ def check_request(request: CollectiveRequest) -> None:
         )
 
 
+def _check_sizes(request: CollectiveRequest) -> None:
+    src, out, ranks = request.src, request.out, len(request.team)
+    if request.collective == "exchange":
+        raise InvariantError(f"{request}: an exchange needs a packing")
+    factors = {"all_gather": (ranks, 1), "all_reduce": (1, 1), "reduce_scatter": (1, ranks)}
+    src_factor, out_factor = factors[request.collective]
+    if src.numel() * src_factor != out.numel() * out_factor:
+        raise InvariantError(
+            f"{request}: {src.numel()} elements into {out.numel()} over {ranks} ranks"
+        )
+
+
+def _check_packing(request: CollectiveRequest, packing: Packing) -> None:
+    ranks = len(request.team)
+    wanted = {"all_gather": (1, ranks), "reduce_scatter": (ranks, 1), "exchange": (ranks, ranks)}
+    blocks = (len(packing.sends.lengths), len(packing.receives.lengths))
+    if blocks != wanted.get(request.collective):
+        raise InvariantError(
+            f"{request}: packs {blocks[0]} blocks into {blocks[1]} over {ranks} ranks"
+        )
+    for name, tensor, shape in (
+        ("src", request.src, packing.sends.shape),
+        ("out", request.out, packing.receives.shape),
+    ):
+        if tuple(tensor.shape) != shape:
+            raise InvariantError(
+                f"{request}: {name} has shape {tuple(tensor.shape)}, its packing is for {shape}"
+            )
+
+
 def moves_nothing(request: CollectiveRequest) -> bool:
     """Whether the rank can serve itself: alone in its team, or nothing to send. Alike on all ranks
     of a team."""
-    return len(request.team) == 1 or request.src.numel() == 0
+    if len(request.team) == 1:
+        return True
+    return request.collective != "exchange" and request.bytes == 0
 
 
 def perform_alone(request: CollectiveRequest) -> Posting:
     """A collective that moves nothing, done: `out` is a copy of `src`."""
     check_request(request)
-    memory_of(request.out).copy_(memory_of(request.src))
+    wire = wire_of(request)
+    wire.receive.copy_(wire.send)
+    wire.finish()
     return Posting(request)
 
 
@@ -177,42 +249,84 @@ def post(backend: CollectiveBackend, request: CollectiveRequest) -> Posting:
     if moves_nothing(request):
         return perform_alone(request)
     check_request(request)
-    src, out = memory_of(request.src), memory_of(request.out)
+    wire = wire_of(request)
+    src, out = wire.send, wire.receive
     if src.dtype == torch.bool:  # NCCL has no bool; on bytes, max is "or" and min "and"
         src, out = src.view(torch.uint8), out.view(torch.uint8)
     match request.collective:
         case "all_gather":
-            return Posting(request, _gather(backend, src, out))
+            posting = Posting(request, _gather(backend, src, out))
+        case "exchange":
+            posting = Posting(request, _exchange(backend, request, src, out))
         case "all_reduce":
-            return _post_all_reduce(backend, request, src, out)
+            posting = _post_all_reduce(backend, request, src, out)
         case _:
-            return _post_reduce_scatter(backend, request, src, out)
+            posting = _post_reduce_scatter(backend, request, src, out)
+    posting.steps = (*posting.steps, wire.finish)
+    return posting
 
 
 def _post_all_reduce(
     backend: CollectiveBackend, request: CollectiveRequest, src: torch.Tensor, out: torch.Tensor
 ) -> Posting:
-    ranks = len(request.team)
-    is_small = not src.is_cuda and request.bytes * ranks <= GATHERED_REDUCTION_BYTES
-    if request.function != "sum" or is_small:
-        gathered = src.new_empty((ranks, src.numel()))
-        work = _gather(backend, src, gathered.view(-1))
-        return Posting(request, work, lambda: reduce_blocks(gathered, request.function, out))
-    if out.data_ptr() != src.data_ptr():
-        out.copy_(src)
-    return Posting(request, backend.allreduce([out], _summing(dist.AllreduceOptions())))
+    ranks, function = len(request.team), request.function
+    is_small = request.bytes * ranks <= GATHERED_REDUCTION_BYTES
+    if _backend_may_add(request) and (src.is_cuda or not is_small):
+        if out.data_ptr() != src.data_ptr():
+            out.copy_(src)
+        return Posting(request, backend.allreduce([out], _summing(dist.AllreduceOptions())))
+    if not is_small:
+        return _post_scatter_and_gather(backend, request, src, out)
+    gathered = src.new_empty((ranks, src.numel()))
+    work = _gather(backend, src, gathered.view(-1))
+    return Posting(request, work, (lambda: reduce_blocks(gathered, function, out),))
+
+
+def _post_scatter_and_gather(
+    backend: CollectiveBackend, request: CollectiveRequest, src: torch.Tensor, out: torch.Tensor
+) -> Posting:
+    """Each rank reduces one block of all, then all gather the blocks."""
+    ranks, elements = len(request.team), src.numel()
+    length = -(-elements // ranks)
+    is_padded = length * ranks != elements
+    send, whole = src, out
+    if is_padded:
+        send, whole = src.new_empty(length * ranks), out.new_empty(length * ranks)
+        send[:elements] = src
+    received, block = src.new_empty((ranks, length)), src.new_empty(length)
+
+    def reduce_and_gather() -> dist.Work:
+        reduce_blocks(received, request.function, block)
+        return _gather(backend, block, whole)
+
+    def cut() -> None:
+        if is_padded:
+            out.copy_(whole[:elements])
+
+    work = backend.alltoall_base(received.view(-1), send, [], [])
+    return Posting(request, work, (reduce_and_gather, cut))
 
 
 def _post_reduce_scatter(
     backend: CollectiveBackend, request: CollectiveRequest, src: torch.Tensor, out: torch.Tensor
 ) -> Posting:
-    if request.function == "sum" and src.is_cuda:
+    if _backend_may_add(request) and src.is_cuda:
         options = _summing(dist.ReduceScatterOptions())
         return Posting(request, backend._reduce_scatter_base(out, src, options))
     # gloo's own reduce_scatter all-reduces the whole buffer, and its wait knows no time limit.
     received = src.new_empty((len(request.team), out.numel()))
     work = backend.alltoall_base(received.view(-1), src, [], [])
-    return Posting(request, work, lambda: reduce_blocks(received, request.function, out))
+    return Posting(request, work, (lambda: reduce_blocks(received, request.function, out),))
+
+
+def _backend_may_add(request: CollectiveRequest) -> bool:
+    """Whether the backend's order and rounding will do: of integers, any will."""
+    if request.function != "sum":
+        return False
+    if not request.src.dtype.is_floating_point:
+        return True
+    is_rounded = not request.src.is_cuda and request.src.dtype in _ACCUMULATION_TYPES
+    return not (request.in_team_order or is_rounded)
 
 
 _Options = TypeVar("_Options", dist.AllreduceOptions, dist.ReduceScatterOptions)
@@ -226,6 +340,15 @@ def _summing(options: _Options) -> _Options:
 def _gather(backend: CollectiveBackend, src: torch.Tensor, out: torch.Tensor) -> dist.Work:
     # The public function of this name was renamed in torch 2.13; what it calls was not.
     return backend._allgather_base(out, src)
+
+
+def _exchange(
+    backend: CollectiveBackend, request: CollectiveRequest, src: torch.Tensor, out: torch.Tensor
+) -> dist.Work:
+    packing = request.packing
+    assert packing is not None
+    sends, receives = list(packing.sends.lengths), list(packing.receives.lengths)
+    return backend.alltoall_base(out, src, receives, sends)
 
 
 def reduce_blocks(

@@ -17,7 +17,7 @@ from typing import final
 
 import torch.distributed as dist
 
-from meshfuse.base.errors import CommunicationError, UserValueError
+from meshfuse.base.errors import CommunicationError, MeshfuseError, UserValueError
 from meshfuse.dist.board import Board, Notice, Standing
 from meshfuse.dist.collectives import Posting
 
@@ -77,15 +77,14 @@ def wait(posting: Posting, board: Board, deadline: Deadline) -> None:
     ends or gives up, when the backend fails, or at the deadline. The group is of no use after
     that.
     """
-    if posting.work is None:
-        return
     try:
-        _await_completion(posting, posting.work, board, deadline)
-    except CommunicationError:
+        while posting.work is not None:
+            _await_completion(posting, posting.work, board, deadline)
+            posting.advance()
+    except MeshfuseError:
         raise
     except RuntimeError as error:
         raise explain(error, str(posting.request), posting.sequence, board) from error
-    posting.complete()
 
 
 def await_arrival(board: Board, deadline: Deadline, purpose: object) -> None:

@@ -82,10 +82,10 @@ class Group:
 
     def _wait_on_stream(self, posting: Posting, deadline: Deadline) -> None:
         self._usable_backend(posting.request)
-        if posting.work is not None:
+        while posting.work is not None:
             posting.work.wait()
-        self._watch.add(posting, deadline)
-        posting.complete()
+            self._watch.add(posting, deadline)
+            posting.advance()
 
     def _usable_backend(self, request: CollectiveRequest) -> CollectiveBackend:
         if self._backend is None:

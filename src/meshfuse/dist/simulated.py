@@ -2,13 +2,14 @@
 
 `perform` runs one collective for a whole team at once. SimulatedTransport lets each rank post and
 wait in its own time, and is stricter than a network: between post and wait `out` is poisoned and
-`src` must not change, so that a missing wait shows as an error or as NaN in the results.
+`src` must not change, so that a missing wait shows as an error or as NaN in the results. What ranks
+send is packed at the post and unpacked at the wait, as between processes.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -17,9 +18,10 @@ import torch
 from meshfuse.base.errors import CommunicationError, InvariantError
 from meshfuse.dist.collectives import (
     CollectiveRequest,
+    Wire,
     check_request,
-    memory_of,
     reduce_blocks,
+    wire_of,
 )
 
 
@@ -35,36 +37,57 @@ def perform(requests: Mapping[int, CollectiveRequest]) -> None:
         raise CommunicationError(
             f"{first}: posted by ranks {tuple(requests)}; missing: {tuple(missing)}"
         )
-    for rank in first.team:
+    for place, rank in enumerate(first.team):
         check_request(requests[rank])
-        _check_same(first.team[0], requests[first.team[0]], rank, requests[rank])
-    sources = [memory_of(requests[rank].src) for rank in first.team]
-    for rank, result in zip(first.team, _results(first, sources), strict=True):
-        memory_of(requests[rank].out).copy_(result)
+        for other in first.team[:place] if first.collective == "exchange" else first.team[:1]:
+            _check_same(other, requests[other], rank, requests[rank])
+    wires = [wire_of(requests[rank]) for rank in first.team]
+    for wire, result in zip(wires, _results([requests[r] for r in first.team], wires), strict=True):
+        wire.receive.copy_(result)
+        wire.finish()
 
 
-def _results(request: CollectiveRequest, sources: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The memory of each rank's `out`, in team order; none of it is memory of a source."""
-    ranks = len(sources)
-    if request.collective == "all_gather":
+def _results(
+    requests: Sequence[CollectiveRequest], wires: Sequence[Wire]
+) -> Sequence[torch.Tensor]:
+    """What each rank receives, in team order; none of it is memory of what one sends."""
+    ranks, collective = len(wires), requests[0].collective
+    if collective == "exchange":
+        sent = [wire.send.split(_lengths(r)[0]) for r, wire in zip(requests, wires, strict=True)]
+        return [torch.cat(blocks) for blocks in zip(*sent, strict=True)]
+    sources = [wire.send for wire in wires]
+    if collective == "all_gather":
         return [torch.cat(sources)] * ranks
     reduced = torch.empty_like(sources[0])
-    reduce_blocks(sources, request.function, reduced)
-    if request.collective == "all_reduce":
+    reduce_blocks(sources, requests[0].function, reduced)
+    if collective == "all_reduce":
         return [reduced] * ranks
     return list(reduced.view(ranks, -1))
 
 
+def _lengths(request: CollectiveRequest) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of an exchange: how much goes to each rank and comes from it."""
+    packing = request.packing
+    assert packing is not None
+    return packing.sends.lengths, packing.receives.lengths
+
+
 def _check_same(rank: int, a: CollectiveRequest, other: int, b: CollectiveRequest) -> None:
     """Two ranks of a team must ask for the same; the error names them and the first difference."""
-    facts = {
+    facts: dict[str, tuple[object, object]] = {
         "number": (a.number, b.number),
         "collective": (a.collective, b.collective),
         "team": (a.team, b.team),
         "function": (a.function, b.function),
         "element type": (a.src.dtype, b.src.dtype),
-        "bytes": (a.bytes, b.bytes),
     }
+    if a.collective != "exchange":
+        facts["bytes"] = (a.bytes, b.bytes)
+    elif a.team == b.team and a.collective == b.collective:
+        sent, received = _lengths(a)[0], _lengths(b)[1]
+        facts["elements sent"] = (sent[a.team.index(other)], received[a.team.index(rank)])
+        sent, received = _lengths(b)[0], _lengths(a)[1]
+        facts["elements received"] = (received[a.team.index(other)], sent[a.team.index(rank)])
     for name, (mine, theirs) in facts.items():
         if mine != theirs:
             raise CommunicationError(
@@ -76,13 +99,18 @@ def _check_same(rank: int, a: CollectiveRequest, other: int, b: CollectiveReques
 @final
 @dataclass(slots=True)
 class _Round:
-    """The k-th collective of a team: who posted it, the checksums of what they send, and the
-    results."""
+    """The k-th collective of a team: who posted it, what they send, with checksums of where it came
+    from, and the results."""
 
     requests: dict[int, CollectiveRequest] = field(default_factory=dict)
+    wires: dict[int, Wire] = field(default_factory=dict)
     checksums: dict[int, int | None] = field(default_factory=dict)
     results: dict[int, torch.Tensor] = field(default_factory=dict)
     delivered: int = 0
+
+    def outcome(self, team: Sequence[int]) -> Sequence[torch.Tensor]:
+        """What each rank receives, in team order."""
+        return _results([self.requests[r] for r in team], [self.wires[r] for r in team])
 
 
 @final
@@ -112,6 +140,7 @@ class SimulatedTransport:
         self._outstanding[rank, request.number] = current
         if not in_place:
             _poison(request.out)
+        current.wires[rank] = wire_of(request)
 
     def missing(self, rank: int, number: int) -> tuple[int, ...]:
         """The ranks whose post `rank` must still wait for; empty: the wait succeeds."""
@@ -133,14 +162,15 @@ class SimulatedTransport:
         if not current.results:
             for sender in request.team:
                 _check_unchanged(current, sender)
-            sources = [memory_of(current.requests[member].src) for member in request.team]
-            current.results = dict(zip(request.team, _results(request, sources), strict=True))
+            current.results = dict(zip(request.team, current.outcome(request.team), strict=True))
         _check_unchanged(current, rank)
-        memory_of(request.out).copy_(current.results[rank])
+        current.wires[rank].receive.copy_(current.results[rank])
+        current.wires[rank].finish()
         del self._outstanding[rank, number]
         current.delivered += 1
         if current.delivered == len(request.team):  # let go of the tensors
             current.requests.clear()
+            current.wires.clear()
             current.results.clear()
 
     def unfinished(self) -> tuple[str, ...]:
@@ -167,7 +197,8 @@ class SimulatedTransport:
         current = rounds[place]
         for other, posted in current.requests.items():
             _check_same(other, posted, rank, request)
-            break
+            if request.collective != "exchange":
+                break  # all others are like the first
         self._posted[request.team, rank] = place + 1
         return current
 
@@ -181,7 +212,7 @@ def _poison(tensor: torch.Tensor) -> None:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    return zlib.crc32(memory_of(tensor).view(torch.uint8).cpu().numpy().data)
+    return zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
 
 
 def _check_unchanged(current: _Round, rank: int) -> None:

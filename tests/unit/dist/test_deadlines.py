@@ -53,11 +53,11 @@ class ScriptedWork:
         return True
 
 
-def make_posting(work: ScriptedWork, finish: Callable[[], None] | None = None) -> Posting:
+def make_posting(work: ScriptedWork, *steps: Callable[[], dist.Work | None]) -> Posting:
     request = CollectiveRequest(
         7, "all_reduce", (4, 5), torch.ones(2), torch.empty(2), "sum", "T3 = sum(T2)"
     )
-    return Posting(request, cast(dist.Work, work), finish, sequence=1)
+    return Posting(request, cast(dist.Work, work), steps, sequence=1)
 
 
 def make_boards() -> tuple[Board, Board]:
@@ -71,13 +71,20 @@ def make_boards() -> tuple[Board, Board]:
 SUBJECT = r"all_reduce number 7 over ranks \(4, 5\) \(sum, 8 bytes, for T3 = sum\(T2\)\): rank 4 "
 
 
-def test_completes_and_finishes_once() -> None:
+def test_completes_all_that_follows_once_and_in_order() -> None:
     mine, _ = make_boards()
-    calls: list[int] = []
-    posting = make_posting(ScriptedWork(0.4), lambda: calls.append(1))
+    calls: list[str] = []
+    later = ScriptedWork(0.6)
+
+    def start_another() -> dist.Work:
+        calls.append("start")
+        return cast(dist.Work, later)
+
+    posting = make_posting(ScriptedWork(0.4), start_another, lambda: calls.append("end"))
     wait(posting, mine, Deadline.after(5))
-    posting.complete()
-    assert calls == [1]
+    assert later.is_completed()
+    wait(posting, mine, Deadline.after(5))
+    assert calls == ["start", "end"]
     notice = mine.read(4)
     assert notice is not None and notice.standing is Standing.waits, "a slow wait is announced"
 
