@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,14 +11,28 @@ from meshfuse.base.dtypes import DataType
 from meshfuse.base.trace import Trace
 from meshfuse.codegen.source import KernelSource
 from meshfuse.expr import IntExpr, free_symbols
-from meshfuse.host.nodes import Communicate, Evaluate, HostProgram, KernelName, Launch, Node
+from meshfuse.host.nodes import (
+    Communicate,
+    Evaluate,
+    Free,
+    HostProgram,
+    KernelName,
+    Launch,
+    Node,
+    Wait,
+)
 from meshfuse.host.plan import Executable, Names, Step
-from meshfuse.host.steps import Binding, bind_step
-from meshfuse.host.uses import names_defined
+from meshfuse.host.steps import Binding, bind_empty, bind_step
+from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
+from meshfuse.ir.rewrite import read_names
 from meshfuse.runtime.compile import KernelCompiler
+from meshfuse.runtime.evaluate_ops import Placed
 from meshfuse.runtime.executors import ALONE_IDS, ExecutorIds
+
+NodeHere = tuple[Node | None, tuple[TensorName, ...]]
+"""What a rank does of a node, and the tensors made there that are empty on it."""
 
 
 def load(
@@ -34,8 +48,8 @@ def load(
     """Compile all kernels, several at a time, and bind every node for one rank.
 
     `compiler` may be None for a program without kernels. `schedulers` says who scheduled each
-    kernel, `ids` which program it is; `trace` gets a span for all that is compiled. Nothing is
-    bound on a rank outside the program's mesh. Raises CompilationFailed.
+    kernel, `ids` which program it is; `trace` gets a span for all that is compiled. What is done on
+    meshes that lack the rank is left out, and tensors there are empty. Raises CompilationFailed.
     """
     if compiler is not None:
         compiler.compile_all(tuple(sources.values()), trace)
@@ -43,8 +57,9 @@ def load(
     outside = is_outside(program, rank)
     prologue, body = _split_prologue(program)
     binding = Binding(program, names, sources, compiler, rank, device, schedulers or {}, ids, trace)
-    steps = () if outside else tuple(_bind_steps(body, binding))
-    return Executable(program, rank, outside, names, prologue, steps, _symbols_of(program))
+    here = () if outside else tuple(_nodes_here(program, body, rank))
+    steps = tuple(_bind_steps(here, binding))
+    return Executable(program, rank, outside, names, prologue, steps, _symbols_of(program, here))
 
 
 def _name_slots(program: HostProgram) -> Names:
@@ -55,7 +70,49 @@ def _name_slots(program: HostProgram) -> Names:
         **{name: buffer.dtype for name, buffer in program.buffers.items()},
         **program.scalars,
     }
-    return Names(slots, dtypes, {name: buffer.shape for name, buffer in program.buffers.items()})
+    placed = {
+        name: Placed(buffer.sharding, buffer.extents)
+        for name, buffer in program.buffers.items()
+        if buffer.sharding is not None
+    }
+    shapes = {name: buffer.shape for name, buffer in program.buffers.items()}
+    return Names(slots, dtypes, shapes, placed)
+
+
+def _nodes_here(program: HostProgram, body: Sequence[Node], rank: int) -> Iterator[NodeHere]:
+    """What the rank does of each node, if anything, with the tensors that are made there and that
+    it has no part of.
+
+    Ranks take part in a communication, and wait for it, that have a part of its source or of its
+    result.
+    """
+    posted = {node.number: node for node in body if isinstance(node, Communicate)}
+
+    def is_here(names: Iterable[str]) -> bool:
+        buffers = (program.buffers.get(TensorName(name)) for name in names)
+        return all(buffer is None or buffer.is_on(rank) for buffer in buffers)
+
+    for node in body:
+        elsewhere = tuple(TensorName(n) for n in names_defined(node) if not is_here([n]))
+        match node:
+            case Evaluate():
+                kept = tuple(e for e in node.body if is_here([*read_names(e), *e.outs]))
+                if node.into is not None and not is_here([node.into]):
+                    kept = ()
+                yield (replace(node, body=kept) if kept else None), elsewhere
+            case Communicate():
+                yield (node if _takes_part(program, node, rank) else None), ()
+            case Wait(number):
+                yield (node if _takes_part(program, posted[number], rank) else None), ()
+            case Free():
+                yield node, ()
+            case _:
+                touched = (*names_needed(node), *names_defined(node))
+                yield (node if is_here(touched) else None), elsewhere
+
+
+def _takes_part(program: HostProgram, node: Communicate, rank: int) -> bool:
+    return any(program.buffers[name].is_on(rank) for name in (node.src, node.out))
 
 
 def _split_prologue(program: HostProgram) -> tuple[tuple[Expr, ...], tuple[Node, ...]]:
@@ -69,25 +126,30 @@ def _split_prologue(program: HostProgram) -> tuple[tuple[Expr, ...], tuple[Node,
     return tuple(prologue), ()
 
 
-def _symbols_of(program: HostProgram) -> tuple[str, ...]:
-    """All that sizes are made of: of buffers and kernels, and integers that operations take."""
-    sizes = [extent for buffer in program.buffers.values() for extent in buffer.shape]
-    sizes += [extent for demand in program.demands for extent in demand.extents]
-    for node in program.body:
-        if isinstance(node, Launch):
-            sizes += node.sizes.values()
+def _symbols_of(program: HostProgram, body: Iterable[NodeHere]) -> tuple[str, ...]:
+    """What operations through torch name: sizes of their tensors, and integers that they take.
+
+    Other steps say themselves what sizes they need.
+    """
+    sizes: list[IntExpr] = []
+    for node, _ in body:
         if isinstance(node, Evaluate):
             sizes += [x for expr in node.body for x in expr.ins if isinstance(x, IntExpr)]
-    found = dict.fromkeys(symbol.name for size in sizes for symbol in free_symbols(size))
-    return tuple(found)
+            names = (*names_needed(node), *(out for expr in node.body for out in expr.outs))
+            for buffer in (program.buffers.get(TensorName(name)) for name in names):
+                sizes += () if buffer is None else (*buffer.shape, *buffer.extents)
+    return tuple(dict.fromkeys(found.name for size in sizes for found in free_symbols(size)))
 
 
-def _bind_steps(body: Sequence[Node], binding: Binding) -> Iterator[Step]:
+def _bind_steps(body: Iterable[NodeHere], binding: Binding) -> Iterator[Step]:
     """Executors are numbered in the order of the body: the groups of their ids."""
     group = 0
-    for node in body:
-        yield bind_step(node, replace(binding, ids=replace(binding.ids, group=group)))
-        group += isinstance(node, Launch | Evaluate | Communicate)
+    for node, elsewhere in body:
+        if node is not None:
+            yield bind_step(node, replace(binding, ids=replace(binding.ids, group=group)))
+            group += isinstance(node, Launch | Evaluate | Communicate)
+        if elsewhere:
+            yield bind_empty(elsewhere, binding)
 
 
 def is_outside(program: HostProgram, rank: int) -> bool:

@@ -17,6 +17,7 @@ from meshfuse.host.nodes import (
     Allocate,
     Collective,
     Communicate,
+    Coordinate,
     Evaluate,
     HostBuffer,
     HostOutput,
@@ -29,6 +30,8 @@ from meshfuse.host.nodes import (
 from meshfuse.host.sizes import (
     buffer_of,
     check_symbols,
+    coordinates_in,
+    coverage_demands,
     divisibility_demands,
     size_demands,
     size_symbols,
@@ -71,17 +74,34 @@ def lower_to_host(segmented: SegmentedProgram, kernels: Mapping[str, LoweredKern
     kept = {output.buffer for output in outputs} | set(fusion.inputs) | set(fusion.scalars)
     buffers = _buffers(program, body)
     symbols = size_symbols(program)
-    check_symbols(buffers.values(), [*(s.symbol for s in symbols), *fusion.scalars])
+    coordinates = _coordinates(program, buffers, body)
+    given = [entry.symbol for entry in (*symbols, *coordinates)]
+    check_symbols(buffers.values(), [*given, *fusion.scalars])
     return HostProgram(
         inputs=fusion.inputs,
         outputs=outputs,
         scalars={name: value.dtype for name, value in fusion.scalars.items()},
         symbols=symbols,
-        demands=(*size_demands(program), *divisibility_demands(program, fusion.tensors)),
+        demands=(
+            *size_demands(program),
+            *coverage_demands(program),
+            *divisibility_demands(program),
+        ),
         buffers=buffers,
         kernels=launched,
         body=tuple(with_frees(body, kept)),
+        coordinates=tuple(coordinates),
     )
+
+
+def _coordinates(
+    program: Program, buffers: Mapping[TensorName, HostBuffer], body: Sequence[Node]
+) -> list[Coordinate]:
+    """Those that local sizes name."""
+    extents = [extent for buffer in buffers.values() for extent in buffer.shape]
+    extents += [e for node in body if isinstance(node, Launch) for e in node.sizes.values()]
+    schedules = program.schedules.values()
+    return coordinates_in(extents, (s.mesh for s in schedules if s.mesh is not None))
 
 
 def _scalar_sizes(program: Program) -> Iterator[Evaluate]:

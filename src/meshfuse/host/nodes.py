@@ -1,7 +1,7 @@
 """The host program: what the CPU of every rank does, in order (law 6). One text for all ranks.
 
 Buffers are named like the program's tensors; sizes are local and are expressions in the program's
-symbols, which are bound from the inputs at each call.
+symbols, which are bound from the inputs at each call, and in the coordinates of the rank.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NewType, final
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.text import Block, Out, Rest
 from meshfuse.expr.nodes import IntExpr
+from meshfuse.facts.sharding import Sharding
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 from meshfuse.ir.ops import Expr
@@ -36,23 +37,35 @@ class Collective(Enum):
 class HostBuffer:
     """A tensor on this rank, with local sizes. `order`: axes, slowest first; () is row-major.
 
-    `sharded` has the axis that each mesh axis shards, `partial` how ranks along a mesh axis are to
-    be reduced; along the other mesh axes they hold the same. With `gaps`, which views may have,
-    strides are any, 0 for expanded axes too.
+    `sharding` says which ranks hold what; None without a mesh. `whole` has the global sizes, ()
+    where each rank's are those. With `gaps`, which views may have, strides are any, 0 for expanded
+    axes too. A rank outside the mesh has an empty tensor in its place.
     """
 
     name: Out[TensorName]
     dtype: DataType
     shape: tuple[IntExpr, ...]
     order: tuple[int, ...] = ()
-    mesh: DeviceMesh | None = None
-    sharded: Mapping[ParallelType, int] = field(default_factory=dict[ParallelType, int])
-    partial: Mapping[ParallelType, str] = field(default_factory=dict[ParallelType, str])
+    sharding: Sharding | None = None
+    whole: tuple[IntExpr, ...] = ()
     gaps: bool = False
 
     @property
     def memory_order(self) -> tuple[int, ...]:
         return self.order or tuple(range(len(self.shape)))
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        return None if self.sharding is None else self.sharding.mesh
+
+    @property
+    def extents(self) -> tuple[IntExpr, ...]:
+        """The global sizes."""
+        return self.whole or self.shape
+
+    def is_on(self, rank: int) -> bool:
+        """Whether `rank` holds a part."""
+        return self.mesh is None or rank in self.mesh.ids
 
 
 @final
@@ -150,7 +163,10 @@ NODES: tuple[type, ...] = (Allocate, Free, Launch, Evaluate, Communicate, Wait, 
 @final
 @dataclass(frozen=True, slots=True)
 class SizeOf:
-    """`symbol` is the size of an axis of input `tensor` times `factor`, the ranks that share it."""
+    """`symbol` is the size of an axis of input `tensor` times `factor`, the ranks that share it.
+
+    A call may give the global size instead; with a factor of 1 both must agree.
+    """
 
     symbol: Out[IndexName]
     tensor: TensorName
@@ -160,10 +176,34 @@ class SizeOf:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Coordinate:
+    """`symbol` is where the rank stands along `mesh_axis`."""
+
+    symbol: Out[IndexName]
+    mesh: DeviceMesh
+    mesh_axis: ParallelType
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Divides:
-    """`extent` must be a multiple of `divisor`: ranks share an axis of `tensor` in equal blocks."""
+    """`extent` must be a multiple of `divisor`: `tensor` is reshaped block by block."""
 
     divisor: int
+    extent: IntExpr
+    tensor: TensorName
+
+    @property
+    def extents(self) -> tuple[IntExpr, ...]:
+        return (self.extent,)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Covers:
+    """`extent`, of an axis of `tensor`, must be at most `most`: ranks hold no more in all."""
+
+    most: int
     extent: IntExpr
     tensor: TensorName
 
@@ -203,7 +243,7 @@ class NotNegative:
         return (self.extent,)
 
 
-Demand = Divides | Equals | NotNegative
+Demand = Divides | Covers | Equals | NotNegative
 """What sizes must be at each call. `extents` are the expressions that it speaks of."""
 
 
@@ -221,8 +261,9 @@ class HostOutput:
 class HostProgram:
     """Inputs and outputs in call order; scalars, symbols, buffers (inputs included), kernels; body.
 
-    A scalar's name is a symbol, too. Every input's local sizes must equal its buffer's, once the
-    symbols are bound, and all of `demands` must hold.
+    A scalar's name is a symbol, too. A symbol that several entries give is the first's that the
+    rank has a part of. Every input's local sizes must equal its buffer's, once the symbols are
+    bound, and all of `demands` must hold.
     """
 
     inputs: tuple[TensorName | ScalarName, ...]
@@ -233,3 +274,4 @@ class HostProgram:
     buffers: Mapping[TensorName, HostBuffer]
     kernels: Mapping[KernelName, Kernel]
     body: tuple[Node, ...]
+    coordinates: tuple[Coordinate, ...] = ()

@@ -6,7 +6,10 @@ import re
 
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.text import TextError
+from meshfuse.facts.holdings import coordinate_symbol
 from meshfuse.host.nodes import (
+    Coordinate,
+    Covers,
     Demand,
     Divides,
     Equals,
@@ -18,7 +21,13 @@ from meshfuse.host.nodes import (
     NotNegative,
     SizeOf,
 )
-from meshfuse.host.printer import HOST_GRAMMAR, BufferStatement, HostStatement
+from meshfuse.host.printer import (
+    HOST_GRAMMAR,
+    BufferStatement,
+    HostStatement,
+    host_grammar,
+    read_buffer,
+)
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.printer import InputStatement, OutputStatement, ScalarStatement
 from meshfuse.kernel.parser import parse_kernel
@@ -37,10 +46,15 @@ def parse_host_program(text: str) -> HostProgram:
     statement = HOST_GRAMMAR.parse(host)
     if not isinstance(statement, HostStatement):
         raise TextError(text, 0, "host()")
+    ranks = [line for line in statement.body if isinstance(line, Coordinate)]
+    if ranks:  # the ranges of their symbols simplify sizes
+        places = {str(r.symbol): coordinate_symbol(r.mesh, r.mesh_axis) for r in ranks}
+        statement = host_grammar(places).parse(host)
     inputs: list[TensorName | ScalarName] = []
     outputs: list[HostOutput] = []
     scalars: dict[ScalarName, DataType] = {}
     symbols: list[SizeOf] = []
+    coordinates: list[Coordinate] = []
     demands: list[Demand] = []
     buffers: dict[TensorName, HostBuffer] = {}
     body: list[Node] = []
@@ -54,10 +68,12 @@ def parse_host_program(text: str) -> HostProgram:
                 scalars[name] = dtype
             case SizeOf():
                 symbols.append(line)
-            case Divides() | Equals() | NotNegative():
+            case Divides() | Covers() | Equals() | NotNegative():
                 demands.append(line)
-            case BufferStatement(name, dtype, shape, order, mesh, sharded, partial, gaps):
-                buffers[name] = HostBuffer(name, dtype, shape, order, mesh, sharded, partial, gaps)
+            case Coordinate():
+                coordinates.append(line)
+            case BufferStatement():
+                buffers[line.name] = read_buffer(line)
             case _:
                 body.append(line)
     return HostProgram(
@@ -69,4 +85,5 @@ def parse_host_program(text: str) -> HostProgram:
         buffers,
         {KernelName(kernel.name): kernel for kernel in map(parse_kernel, kernels)},
         tuple(body),
+        tuple(coordinates),
     )

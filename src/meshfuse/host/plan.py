@@ -8,8 +8,8 @@ Action, a closure over constants alone: that is a Plan, and later calls with tho
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, final
 
@@ -21,22 +21,26 @@ from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.base.trace import Work
 from meshfuse.dist.agreement import CommunicationSequence
 from meshfuse.dist.collectives import CollectiveRequest
-from meshfuse.expr import IntExpr, free_symbols, is_const
+from meshfuse.expr import IntExpr, evaluate, free_symbols, is_const
 from meshfuse.expr.generate import compile_expressions
+from meshfuse.facts.sharding import describe
 from meshfuse.host.nodes import (
     Communicate,
+    Covers,
     Demand,
     Divides,
     Equals,
     Evaluate,
+    HostBuffer,
     HostProgram,
     NotNegative,
+    SizeOf,
 )
 from meshfuse.host.printer import print_node
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
 from meshfuse.runtime.arguments import Argument
-from meshfuse.runtime.evaluate_ops import Environment, run_expressions
+from meshfuse.runtime.evaluate_ops import Environment, Placed, run_expressions
 
 MOST_PLANS = 256
 """Plans that an executable keeps."""
@@ -105,19 +109,28 @@ class Step(ABC):
 @final
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps of an executable, in order, for one set of sizes."""
+    """The steps of an executable, in order, for one set of sizes.
+
+    `results` has the global shape of each output, or of the input that it updates; all zeros on a
+    rank that has no part of it.
+    """
 
     actions: tuple[Action, ...]
+    results: tuple[tuple[int, ...], ...] = ()
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The slot, type and shape of every name of a program; inputs have the first slots."""
+    """The slot, type and shape of every name of a program; inputs have the first slots.
+
+    `placed` has those that lie on a mesh.
+    """
 
     slots: Mapping[TensorName | ScalarName, int]
     dtypes: Mapping[TensorName | ScalarName, DataType]
     shapes: Mapping[TensorName, tuple[IntExpr, ...]]
+    placed: Mapping[TensorName, Placed] = field(default_factory=dict[TensorName, Placed])
 
 
 @final
@@ -125,17 +138,21 @@ class Executable:
     """A host program ready to run on one rank. Safe to use from several threads.
 
     `is_outside`: the rank is in none of the program's meshes, it holds and does nothing.
-    `prologue`: the arithmetic on scalars that sizes depend on. `symbols`: what sizes name.
+    `prologue`: the arithmetic on scalars that sizes depend on. `symbols`: what its sizes name.
     `evaluates`: operations run through torch. `sizes_are_scalars`: sizes depend on the values of
     scalars, too. `communications`: how many collectives this rank posts; `sequence` are those of
     all ranks, None for a rank that exchanges nothing with others.
     """
 
     __slots__ = (
+        "_coordinates",
+        "_demands",
         "_evaluate",
         "_names",
+        "_origins",
         "_plans",
         "_prologue",
+        "_results",
         "_scalars",
         "_symbols",
         "_tensors",
@@ -169,8 +186,21 @@ class Executable:
         self._prologue = tuple(prologue)
         self._symbols = tuple(symbols)
         self._tensors = tuple(i for i, n in enumerate(program.inputs) if n in program.buffers)
+        self._origins = _origins_on(program, rank)
+        self._coordinates: dict[str, int] = {
+            entry.symbol: entry.mesh.coordinate(rank, entry.mesh_axis) or 0
+            for entry in program.coordinates
+        }
+        known = {*symbols, *self._origins, *self._coordinates, *program.scalars}
+        self._demands = tuple(d for d in program.demands if _names_only(d.extents, known))
+        self._results = _results_on(program, rank, known)
+        expressions = _expressions(self._demands, self._inputs_here(), self._results, steps)
+        self._symbols = tuple(dict.fromkeys(s.name for e in expressions for s in free_symbols(e)))
+        self._symbols = tuple(dict.fromkeys((*symbols, *self._symbols)))
         self._scalars = tuple(
-            (name, names.slots[ScalarName(name)]) for name in symbols if name in program.scalars
+            (name, names.slots[ScalarName(name)])
+            for name in self._symbols
+            if name in program.scalars
         )
         self.evaluates = any(isinstance(node, Evaluate) for node in program.body)
         self.sizes_are_scalars = bool(self._scalars)
@@ -178,14 +208,21 @@ class Executable:
             step.traced is not None and step.traced.posts for step in self.steps
         )
         self.sequence = _sequence_of(program, rank)
-        self._evaluate = compile_expressions(_expressions(program, steps), self._symbols)
+        self._evaluate = compile_expressions(expressions, self._symbols)
         self._plans: BoundedTable[tuple[object, ...], Plan] = BoundedTable(MOST_PLANS)
 
-    def start(self, inputs: Sequence[Argument]) -> tuple[Plan, Slots]:
+    def _inputs_here(self) -> list[HostBuffer]:
+        buffers = self.program.buffers
+        found = [buffers[TensorName(self.program.inputs[i])] for i in self._tensors]
+        return [buffer for buffer in found if buffer.is_on(self.rank)]
+
+    def start(
+        self, inputs: Sequence[Argument], given: Mapping[str, int] | None = None
+    ) -> tuple[Plan, Slots]:
         """The plan for these inputs, and the slots that it begins with.
 
-        Raises UserError for sizes that disagree, Unsupported for a size that the ranks of a mesh
-        cannot share in equal blocks.
+        `given`: global sizes that the caller knows, by symbol. Raises UserError for sizes that
+        disagree, Unsupported for a size that nothing says on this rank.
         """
         slots: Slots = [*inputs, *[None] * (len(self._names.slots) - len(inputs))]
         if self._prologue:
@@ -193,9 +230,11 @@ class Executable:
         key = tuple([slots[i].shape for i in self._tensors])
         if self._scalars:
             key += tuple([slots[i] for _, i in self._scalars])
+        if given:
+            key += tuple(given.items())
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._make_plan(slots)
+            plan = self._make_plan(slots, given or {})
             self._plans.put(key, plan)
         return plan, slots
 
@@ -219,23 +258,101 @@ class Executable:
                 "not determined where another size is 0"
             ) from None
 
-    def _make_plan(self, slots: Slots) -> Plan:
-        symbols: dict[str, int] = {name: slots[i] for name, i in self._scalars}
-        for size in self.program.symbols:
-            shape = slots[self._names.slots[size.tensor]].shape
-            symbols[size.symbol] = shape[size.axis] * size.factor
+    def _make_plan(self, slots: Slots, given: Mapping[str, int]) -> Plan:
+        symbols = self._bind_symbols(slots, given)
         values = iter(self._evaluate_sizes(symbols))
-        for demand in self.program.demands:
+        for demand in self._demands:
             _check_demand(demand, tuple(islice(values, len(demand.extents))))
-        for position in self._tensors:
-            wanted = tuple(islice(values, slots[position].ndim))
-            _check_shape(self.program, position, slots[position].shape, wanted, symbols)
+        for buffer in self._inputs_here():
+            wanted = tuple(islice(values, len(buffer.shape)))
+            self._check_shape(buffer, slots[self._names.slots[buffer.name]].shape, wanted, symbols)
+        results = tuple(
+            (0,) * ndim if extents is None else tuple(islice(values, ndim))
+            for ndim, extents in self._results
+        )
         return Plan(
             tuple(
                 step.bind(Sizes(tuple(islice(values, len(step.extents))), symbols))
                 for step in self.steps
-            )
+            ),
+            results,
         )
+
+    def _bind_symbols(self, slots: Slots, given: Mapping[str, int]) -> dict[str, int]:
+        symbols: dict[str, int] = {name: slots[i] for name, i in self._scalars}
+        symbols.update(self._coordinates)
+        for name, size in self._origins.items():
+            shape = slots[self._names.slots[size.tensor]].shape
+            symbols[name] = shape[size.axis] * size.factor
+        symbols.update(given)
+        for name in self._symbols:
+            if name not in symbols:
+                raise Unsupported(
+                    f"execute: rank {self.rank} needs the size {name}, but no input that it has a "
+                    "part of says it; pass execute(inputs, global_sizes={k: shape}) with the "
+                    f"global shape of an input k that has an axis of size {name}, or define that "
+                    "axis with its size"
+                )
+        return symbols
+
+    def _check_shape(
+        self,
+        buffer: HostBuffer,
+        shape: torch.Size,
+        wanted: Sequence[int],
+        symbols: Mapping[str, int],
+    ) -> None:
+        """UserError for an input that is not the part that this rank holds."""
+        if tuple(shape) == tuple(wanted):
+            return
+        axis = next(k for k, size in enumerate(wanted) if shape[k] != size)
+        origins = ", ".join(
+            f"{name} is {symbols[name]} by axis {self._origins[name].axis} of "
+            f"{self._origins[name].tensor}"
+            for name in (found.name for found in free_symbols(buffer.extents[axis]))
+            if name in self._origins
+        )
+        position = self.program.inputs.index(buffer.name)
+        place = ""
+        if buffer.whole and buffer.sharding is not None:
+            whole = evaluate(buffer.whole[axis], symbols)
+            place = (
+                f"; rank {self.rank} holds {list(wanted)} of it, sharded as "
+                f"{describe(buffer.sharding)}, and the global size of that axis is {whole}: where "
+                "it does not divide, pass global_sizes"
+            )
+        raise UserError(
+            f"Expected input {position}, {buffer.name}, to be of size {wanted[axis]} on axis "
+            f"{axis}, but got a tensor of shape {list(shape)}"
+            + (f" ({origins})" if origins else "")
+            + place
+        )
+
+
+def _origins_on(program: HostProgram, rank: int) -> dict[str, SizeOf]:
+    """Where this rank reads each size: of an input that it has a part of."""
+    found: dict[str, SizeOf] = {}
+    for size in program.symbols:
+        if program.buffers[size.tensor].is_on(rank):
+            known = found.get(size.symbol)
+            if known is None or known.factor > size.factor == 1:
+                found[size.symbol] = size
+    return found
+
+
+def _results_on(
+    program: HostProgram, rank: int, known: Collection[str]
+) -> tuple[tuple[int, tuple[IntExpr, ...] | None], ...]:
+    """Per output its number of axes and its global extents; None for what is not known here."""
+    buffers = [program.buffers[o.alias or o.buffer] for o in program.outputs]
+    return tuple(
+        (len(b.shape), b.extents if b.is_on(rank) and _names_only(b.extents, known) else None)
+        for b in buffers
+    )
+
+
+def _names_only(extents: Iterable[IntExpr], known: Collection[str]) -> bool:
+    return all(found.name in known for extent in extents for found in free_symbols(extent))
 
 
 def _sequence_of(program: HostProgram, rank: int) -> CommunicationSequence | None:
@@ -247,14 +364,17 @@ def _sequence_of(program: HostProgram, rank: int) -> CommunicationSequence | Non
     return CommunicationSequence.of(tuple(team), [print_node(node) for node in moving])
 
 
-def _expressions(program: HostProgram, steps: Sequence[Step]) -> list[IntExpr]:
-    """All that a plan evaluates: demands, the inputs' sizes, what the steps need, in that order."""
-    found = [extent for demand in program.demands for extent in demand.extents]
-    for name in program.inputs:
-        if name in program.buffers:
-            found += program.buffers[TensorName(name)].shape
-    for step in steps:
-        found += step.extents
+def _expressions(
+    demands: Iterable[Demand],
+    inputs: Iterable[HostBuffer],
+    results: Iterable[tuple[int, tuple[IntExpr, ...] | None]],
+    steps: Iterable[Step],
+) -> list[IntExpr]:
+    """All that a plan evaluates, in order."""
+    found = [extent for demand in demands for extent in demand.extents]
+    found += [extent for buffer in inputs for extent in buffer.shape]
+    found += [extent for _, extents in results for extent in extents or ()]
+    found += [extent for step in steps for extent in step.extents]
     return found
 
 
@@ -262,9 +382,14 @@ def _check_demand(demand: Demand, found: Sequence[int]) -> None:
     match demand:
         case Divides(divisor, extent, tensor) if found[0] % divisor:
             raise Unsupported(
-                f"execute: {tensor} has a sharded axis of global size {found[0]} ({extent}), which "
-                f"{divisor} ranks cannot share in equal blocks; the size must be a multiple of "
-                f"{divisor}"
+                f"execute: {tensor} is reshaped along a sharded axis of global size {found[0]} "
+                f"({extent}), which {divisor} ranks cannot share in equal blocks; the size must be "
+                f"a multiple of {divisor}"
+            )
+        case Covers(most, extent, tensor) if found[0] > most:
+            raise UserError(
+                f"execute: {tensor} has a sharded axis of global size {found[0]} ({extent}), but "
+                f"its ranks hold blocks of {most} elements in all"
             )
         case Equals(extent, other, tensor, elements=True) if found[0] != found[1]:
             raise UserError(
@@ -286,25 +411,3 @@ def _check_demand(demand: Demand, found: Sequence[int]) -> None:
 
 def _sized(size: IntExpr, found: int) -> str:
     return str(found) if is_const(size) else f"{found} ({size})"
-
-
-def _check_shape(
-    program: HostProgram,
-    position: int,
-    shape: torch.Size,
-    wanted: Sequence[int],
-    symbols: Mapping[str, int],
-) -> None:
-    name = TensorName(program.inputs[position])
-    for axis, extent in enumerate(program.buffers[name].shape):
-        if shape[axis] == wanted[axis]:
-            continue
-        origins = ", ".join(
-            f"{s.symbol} is {symbols[s.symbol]} by axis {s.axis} of {s.tensor}"
-            for s in program.symbols
-            if any(s.symbol == symbol.name for symbol in free_symbols(extent))
-        )
-        raise UserError(
-            f"Expected input {position}, {name}, to be of size {wanted[axis]} on axis {axis}, "
-            f"but got a tensor of shape {list(shape)}" + (f" ({origins})" if origins else "")
-        )

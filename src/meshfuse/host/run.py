@@ -6,7 +6,7 @@ process, host/simulate.py for all ranks of a mesh at once.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import torch
 
@@ -21,16 +21,20 @@ RankProgram = Generator[Event, None, list[torch.Tensor]]
 
 
 def interpret(
-    executable: Executable, inputs: Sequence[Argument], trace: Trace | None = None
+    executable: Executable,
+    inputs: Sequence[Argument],
+    trace: Trace | None = None,
+    given: Mapping[str, int] | None = None,
 ) -> RankProgram:
     """Run on this rank's inputs, which fit the program's, and return the visible outputs.
 
+    `given`: global sizes that the caller knows, by symbol.
     `trace` gets a span for each kernel, evaluation and collective. To be driven under no_grad.
     Raises what `Executable.start` does, before anything has run.
     """
     if executable.is_outside:
         return _run_nothing(executable.program)
-    plan, slots = executable.start(inputs)
+    plan, slots = executable.start(inputs, given)
     return _run(executable, plan, slots, trace)
 
 

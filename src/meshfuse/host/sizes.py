@@ -1,4 +1,4 @@
-"""What the host program knows of sizes: symbols from inputs, demands on them, buffers."""
+"""What the host program knows of sizes: symbols from inputs and ranks, demands on them, buffers."""
 
 from __future__ import annotations
 
@@ -6,45 +6,50 @@ import math
 from collections.abc import Iterable, Iterator
 
 from meshfuse.base.errors import InvariantError, Unsupported
-from meshfuse.expr import IntExpr, Symbol, const_value, free_symbols, known_equal
+from meshfuse.expr import IntExpr, Symbol, const, const_value, free_symbols, known_equal, mul
 from meshfuse.expr.bounds import is_nonnegative
 from meshfuse.facts.axis_map import element_counts, meeting_extents
+from meshfuse.facts.holdings import coordinate_symbol
 from meshfuse.facts.layout import is_contiguous, layout_of
 from meshfuse.facts.sharding import (
     Digit,
     Sharding,
-    axis_sharded_on,
-    local_extents,
+    axis_digits,
     owners_of,
+    rank_extents,
     sharding_of,
 )
-from meshfuse.host.nodes import Divides, Equals, HostBuffer, NotNegative, SizeOf
+from meshfuse.host.nodes import Coordinate, Covers, Divides, Equals, HostBuffer, NotNegative, SizeOf
 from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.ir.mesh import DeviceMesh
+from meshfuse.ir.ops import Reshape
 from meshfuse.ir.program import Program
+from meshfuse.ir.schedule import step_results, step_sources
 from meshfuse.kernel.nodes import IndexName
 
 
 def buffer_of(program: Program, tensor: TensorName) -> HostBuffer:
     """The part of a tensor that one rank holds."""
     layout, sharding = layout_of(program, tensor), sharding_of(program, tensor)
-    mesh = program.schedule(tensor).mesh
-    owners = () if mesh is None else mesh.parallel_types()
-    axes = {owner: axis_sharded_on(sharding, owner) for owner in owners}
+    extents = tuple(axis.extent for axis in program.tensor(tensor).tensor_axes)
+    is_divided = any(digit.owner for digits in sharding.axes for digit in digits)
     return HostBuffer(
         tensor,
         program.tensor(tensor).dtype,
-        local_extents(program, tensor),
+        rank_extents(program, tensor),
         () if layout.is_row_major else layout.order,
-        mesh,
-        {owner: axis for owner, axis in axes.items() if axis >= 0},
-        dict(sharding.partial),
+        None if sharding.mesh is None else sharding,
+        extents if is_divided else (),
         tensor not in program.fusion.inputs and not is_contiguous(program, tensor),
     )
 
 
 def size_symbols(program: Program) -> tuple[SizeOf, ...]:
-    """Each symbol of the inputs' extents, from an axis that is whole on every rank if one is."""
-    found: dict[str, SizeOf] = {}
+    """Each symbol of the inputs' extents, from an axis that is whole on every rank if one is.
+
+    Once for each mesh with such an input, for its ranks.
+    """
+    found: dict[tuple[str, DeviceMesh | None], SizeOf] = {}
     for name in program.fusion.inputs:
         if name not in program.fusion.tensors:
             continue
@@ -55,21 +60,53 @@ def size_symbols(program: Program) -> tuple[SizeOf, ...]:
             if not isinstance(extent, Symbol) or ScalarName(extent.name) in program.fusion.scalars:
                 continue
             size = SizeOf(IndexName(extent.name), tensor, axis, _ranks(sharding, axis))
-            if extent.name not in found or found[extent.name].factor > size.factor == 1:
-                found[extent.name] = size
+            key = (extent.name, sharding.mesh)
+            if key not in found or found[key].factor > size.factor == 1:
+                found[key] = size
     return tuple(found.values())
 
 
-def divisibility_demands(program: Program, tensors: Iterable[TensorName]) -> tuple[Divides, ...]:
-    """What makes all blocks of the tensors' symbolic axes equal, each said once."""
+def coordinates_in(extents: Iterable[IntExpr], meshes: Iterable[DeviceMesh]) -> list[Coordinate]:
+    """The coordinates of ranks that `extents` name, in the order of the meshes."""
+    names = {found.name for extent in extents for found in free_symbols(extent)}
+    return [
+        Coordinate(IndexName(name), mesh, mesh_axis)
+        for mesh in dict.fromkeys(meshes)
+        for mesh_axis in mesh.parallel_types()
+        if (name := coordinate_symbol(mesh, mesh_axis).name) in names
+    ]
+
+
+def divisibility_demands(program: Program) -> tuple[Divides, ...]:
+    """What makes blocks of symbolic axes whole where a reshape takes them apart or together.
+
+    How a merged axis is dealt out counts on it; all other axes may be shared unevenly.
+    """
     demands: dict[tuple[int, IntExpr], Divides] = {}
-    for tensor in tensors:
-        sharding = sharding_of(program, tensor)
-        for axis, domain in zip(sharding.axes, program.tensor(tensor).tensor_axes, strict=True):
-            divisor = _divisor(axis)
-            if divisor > 1 and const_value(domain.extent) is None:
-                demand = Divides(divisor, domain.extent, tensor)
-                demands.setdefault((divisor, domain.extent), demand)
+    for expr in program.fusion.exprs:
+        if not isinstance(expr, Reshape):
+            continue
+        definition, digits = program.tensor(expr.out), axis_digits(program, expr.out)
+        axes = {axis.name: axis for axis in (*definition.root, *definition.logical)}
+        for step in definition.root_steps:
+            for name in (*step_sources(step), *step_results(step)):
+                if name not in axes or name not in digits:
+                    continue
+                extent, divisor = axes[name].extent, _divisor(digits[name])
+                if divisor > 1 and const_value(extent) is None:
+                    demands.setdefault((divisor, extent), Divides(divisor, extent, expr.out))
+    return tuple(demands.values())
+
+
+def coverage_demands(program: Program) -> tuple[Covers, ...]:
+    """What keeps symbolic axes within the blocks of ranks, where no digit grows with the axis."""
+    demands: dict[tuple[int, IntExpr], Covers] = {}
+    for tensor, definition in program.fusion.tensors.items():
+        axes = sharding_of(program, tensor).axes
+        for digits, domain in zip(axes, definition.tensor_axes, strict=True):
+            most = const_value(mul(const(1), *(digit.extent for digit in digits)))
+            if most is not None and const_value(domain.extent) is None:
+                demands.setdefault((most, domain.extent), Covers(most, domain.extent, tensor))
     return tuple(demands.values())
 
 

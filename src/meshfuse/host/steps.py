@@ -100,6 +100,38 @@ def _(node: Allocate, binding: Binding) -> Step:
 
 @final
 @dataclass(frozen=True, slots=True)
+class EmptyStep(Step):
+    """Tensors that the rank has no part of: slot, number of axes and type of each."""
+
+    tensors: tuple[tuple[int, int, torch.dtype], ...]
+    device: torch.device
+    extents: tuple[IntExpr, ...] = ()
+    traced: Traced | None = None
+
+    def bind(self, sizes: Sizes) -> Action:
+        tensors, device = self.tensors, self.device
+
+        def make_empty(slots: Slots) -> None:
+            for slot, ndim, dtype in tensors:
+                slots[slot] = torch.empty((0,) * ndim, dtype=dtype, device=device)
+
+        return make_empty
+
+
+def bind_empty(names: Iterable[TensorName], binding: Binding) -> Step:
+    """The step that puts an empty tensor in place of each that other ranks make."""
+    buffers = [binding.program.buffers[name] for name in names]
+    return EmptyStep(
+        tuple(
+            (slot, len(buffer.shape), to_torch_dtype(buffer.dtype))
+            for slot, buffer in zip(binding.slots(names), buffers, strict=True)
+        ),
+        binding.device,
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class FreeStep(Step):
     freed: tuple[int, ...]
     extents: tuple[IntExpr, ...] = ()
@@ -236,17 +268,19 @@ class EvaluateStep(Step):
     given: tuple[TensorName, ...]
     results: tuple[Result, ...]
     extents: tuple[IntExpr, ...]
+    rank: int
     traced: Traced | None
 
     def bind(self, sizes: Sizes) -> Action:
         executor, names, given = self.executor, self.names, self.given
-        reads, writes = self.reads, self.writes
+        reads, writes, rank = self.reads, self.writes, self.rank
         values = iter(sizes.values)
         wanted = [(result, tuple(islice(values, result.rank))) for result in self.results]
 
         def evaluate(slots: Slots) -> None:
             have = {name: slots[i] for name, i in reads}
-            env = Environment(names.dtypes, names.shapes, dict(sizes.symbols), have)
+            symbols = dict(sizes.symbols)
+            env = Environment(names.dtypes, names.shapes, symbols, have, None, names.placed, rank)
             executor.run_into(env, given)
             for name, i in writes:
                 slots[i] = have[name]
@@ -283,6 +317,7 @@ def _(node: Evaluate, binding: Binding) -> Step:
         () if node.into is None else (node.into,),
         results,
         tuple(extent for r in results for extent in binding.program.buffers[r.name].shape),
+        binding.rank,
         Traced(
             executor.work,
             tuple(slots[name] for name in reads if name != node.into),

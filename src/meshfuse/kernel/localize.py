@@ -1,11 +1,12 @@
 """Law 1: the same tensors as one rank sees them, with local extents and no mesh.
 
-    T0 [a0:i{i0}], a0 split in 2 over mesh_x   ->   T0 [a0:i{e0}],  sizes {e0: (i0 + 1) // 2}
+    T0 [a0:i{8}], a0 split in 2 over mesh_x   ->   T0 [a0:i{4}]
+    T0 [a0:i{7}], a0 split in 2 over mesh_x   ->   T0 [a0:i{e0}],  sizes {e0: min(4, 7 - 4*x_2_0)}
 
 Mesh leaves vanish with the splits that made them, partial axes with the root they came from. A
 local extent that is no constant and no symbol becomes a fresh size symbol, so that a kernel does
-not depend on how its tensors are sharded. Integer operands speak of global sizes and stay as they
-are.
+not depend on how its tensors are sharded, nor on the rank: one kernel serves blocks of all sizes.
+Integer operands speak of global sizes and stay as they are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import final
 
 from meshfuse.base.errors import InvariantError, Unsupported
 from meshfuse.expr import Const, IntExpr, Symbol, const, free_symbols, symbol
-from meshfuse.facts.sharding import Digits, axis_digits, canonical, local_extent
+from meshfuse.facts.sharding import Digits, axis_digits, canonical, rank_extent
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
 from meshfuse.ir.fusion import TensorDef
 from meshfuse.ir.mesh import ParallelType
@@ -36,7 +37,8 @@ from meshfuse.ir.schedule import (
 @final
 @dataclass(frozen=True, slots=True)
 class Localized:
-    """A Program of local extents, and what its size symbols are in the sizes of the global one."""
+    """A Program of local extents, and what its size symbols are in the sizes of the global one and
+    the coordinates of the rank."""
 
     program: Program
     sizes: Mapping[str, IntExpr]
@@ -45,8 +47,8 @@ class Localized:
 def localize(program: Program) -> Localized:
     """The program of one rank.
 
-    Raises Unsupported where a rank holds strided pieces of an axis, for stream leaves, and for
-    kernel schedules that a mesh split does not leave whole.
+    Raises Unsupported for stream leaves, and for kernel schedules that a mesh split does not leave
+    whole.
     """
     namer = _SizeNamer(_names_in_use(program), {}, {})
     tensors: dict[TensorName, TensorDef] = {}
@@ -134,12 +136,7 @@ def _local_definition(
                 logical.append(IterDomain(axis.name, AxisKind.reduction, const(1)))
             continue
         own = canonical(digits[axis.name], axis.extent, mesh)
-        if not _holds_one_block_or_cycle(own):
-            raise Unsupported(
-                f"localize: {tensor}, axis {axis}: a rank holds strided pieces of it; kernels take "
-                "a leading or trailing mesh split"
-            )
-        logical.append(replace(axis, extent=namer.local(local_extent(own))))
+        logical.append(replace(axis, extent=namer.local(rank_extent(own, axis.extent, mesh))))
     if len(logical) == len(definition.logical):
         local = replace(definition, logical=tuple(logical))
         return _with_local_root(program, tensor, local, digits, namer) if local.root else local
@@ -165,11 +162,6 @@ def _partial_alone(definition: TensorDef) -> frozenset[AxisName]:
     return frozenset(first.values())
 
 
-def _holds_one_block_or_cycle(digits: Digits) -> bool:
-    """Whether the local digits, of which there may be none, are neighbours."""
-    return sum(digit.owner is None for digit in digits) <= 1
-
-
 def _with_local_root(
     program: Program,
     tensor: TensorName,
@@ -187,7 +179,8 @@ def _with_local_root(
             raise Unsupported(
                 f"localize: {tensor}, axis {axes[axis]}: a rank holds parts of blocks of it"
             )
-        return namer.local(local_extent(canonical(digits[axis], axes[axis].extent, mesh)))
+        own = canonical(digits[axis], axes[axis].extent, mesh)
+        return namer.local(rank_extent(own, axes[axis].extent, mesh))
 
     steps = tuple(
         replace(step, factor=local_size(step.inner if step.inner_split else step.outer))

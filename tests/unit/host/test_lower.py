@@ -12,6 +12,7 @@ from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.text import TextError
 from meshfuse.expr import const
+from meshfuse.facts.sharding import Digit, Sharding
 from meshfuse.host.lifetimes import with_early_posts, with_frees, with_waits
 from meshfuse.host.nodes import (
     Allocate,
@@ -87,7 +88,8 @@ def test_text_that_is_no_host_program() -> None:
 
 
 def program_of(*body: Node) -> HostProgram:
-    buffers = {n: HostBuffer(n, DataType.Float, (const(4),), mesh=MESH) for n in (A, B, C)}
+    whole = Sharding(MESH, ((Digit(const(4)),),))
+    buffers = {n: HostBuffer(n, DataType.Float, (const(4),), sharding=whole) for n in (A, B, C)}
     return HostProgram((A,), (HostOutput(B),), {}, (), (), buffers, {}, body)
 
 

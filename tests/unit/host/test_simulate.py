@@ -11,6 +11,7 @@ from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import CommunicationError, InvariantError
 from meshfuse.dist.communicator import Communicator
 from meshfuse.expr import const
+from meshfuse.facts.sharding import Digit, Sharding
 from meshfuse.host.dispatch import executor_class
 from meshfuse.host.executors import HostIrExecutor
 from meshfuse.host.load import load
@@ -37,7 +38,8 @@ CPU = torch.device("cpu")
 def program_of(ranks: int, *body: Node) -> HostProgram:
     """T1 and T2 are made of the input T0, 2 numbers each; T1 is returned."""
     mesh = make_mesh(range(ranks))
-    buffers = {n: HostBuffer(n, DataType.Float, (const(2),), mesh=mesh) for n in (A, B, C)}
+    whole = Sharding(mesh, ((Digit(const(2)),),))
+    buffers = {n: HostBuffer(n, DataType.Float, (const(2),), sharding=whole) for n in (A, B, C)}
     return HostProgram((A,), (HostOutput(B),), {}, (), (), buffers, {}, body)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from kernel_programs import finished, reduced
 from meshfuse.base.errors import Unsupported
+from meshfuse.expr import evaluate
 from meshfuse.ir import build, transforms
 from meshfuse.ir.axes import AxisKind, TensorName
 from meshfuse.ir.fusion import TensorDef
@@ -36,6 +37,11 @@ def test_without_a_mesh_nothing_changes_but_the_sizes_are_listed() -> None:
     assert sizes_of(localized) == {"i0": "i0"}
 
 
+def block_of(size: str) -> str:
+    """What the running rank of two holds of an axis of this size."""
+    return f"min(max({size} - x_2_0*(({size} + 1) // 2), 0), ({size} + 1) // 2)"
+
+
 def test_a_block_becomes_a_fresh_size() -> None:
     r = Recorder()
     x = r.input((-1, -1))
@@ -46,7 +52,7 @@ def test_a_block_becomes_a_fresh_size() -> None:
     localized = localize(finished(r))
     verify(localized.program)
     assert shape_of(localized, x) == shape_of(localized, y) == ["e0", "i1"]
-    assert sizes_of(localized) == {"e0": "(i0 + 1) // 2", "i1": "i1"}
+    assert sizes_of(localized) == {"e0": block_of("i0"), "i1": "i1"}
     assert all(schedule.mesh is None for schedule in localized.program.schedules.values())
     assert all(not schedule.steps for schedule in localized.program.schedules.values())
 
@@ -78,15 +84,30 @@ def test_cyclic_and_whole_axes_and_two_mesh_axes() -> None:
     assert shape_of(localized, both) == ["4", "6"]
 
 
-def test_a_strided_split_is_not_supported_yet() -> None:
+def test_strided_pieces_count_like_one_block() -> None:
     r = Recorder()
     x = r.input((24,))
     r.program = transforms.set_device_mesh(r.program, x, LINE)
     r.program = transforms.split(r.program, x, 0, 3, inner_split=False)
     r.program = transforms.split(r.program, x, 1, 2, inner_split=False)
     r.bind(x, 1, ParallelType.mesh_x)
-    with pytest.raises(Unsupported, match=r"T0, axis a0:i\{24\}: a rank holds strided pieces"):
-        localize(r.program)
+    assert shape_of(localize(r.program), x) == ["12"]
+
+
+def test_blocks_that_are_not_alike_are_one_size_that_ranks_fill_in() -> None:
+    r = Recorder()
+    x, y = r.input((7, 2)), r.input((2, 7))
+    r.block(LINE, x, 0)
+    r.program = transforms.set_device_mesh(r.program, y, LINE)
+    r.program = transforms.split(r.program, y, 1, 2)
+    r.bind(y, 2, ParallelType.mesh_x)
+    localized = localize(r.program)
+    assert shape_of(localized, x) == ["e0", "2"]
+    assert shape_of(localized, y) == ["2", "e1"]
+    for rank, (block, cyclic) in enumerate([(4, 4), (3, 3)]):
+        place = {"x_2_0": rank}
+        assert evaluate(localized.sizes["e0"], place) == block
+        assert evaluate(localized.sizes["e1"], place) == cyclic
 
 
 def test_a_stream_leaf_is_not_supported_yet() -> None:
@@ -135,14 +156,14 @@ def test_integer_operands_stay_global() -> None:
         r.block(LINE, tensor, 0)
     localized = localize(finished(r))
     assert str(localized.program.fusion.exprs[-1].ins[1]) == "i0"
-    assert sizes_of(localized) == {"e0": "(i0 + 1) // 2", "i0": "i0", "i1": "i1"}
+    assert sizes_of(localized) == {"e0": block_of("i0"), "i0": "i0", "i1": "i1"}
 
 
 def test_fresh_names_are_not_taken() -> None:
     text = PARTIAL.replace("i0", "e0").replace("a1:i{64}", "a1:i{i5}")
     localized = localize(program_with_a_partial_result(text))
     assert shape_of(localized, TensorName("T0")) == ["e0", "e1"]
-    assert sizes_of(localized) == {"e0": "e0", "e1": "(i5 + 1) // 2"}
+    assert sizes_of(localized) == {"e0": "e0", "e1": block_of("i5")}
 
 
 def test_kernel_bindings_stay_where_the_mesh_split_comes_first() -> None:
