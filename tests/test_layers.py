@@ -48,7 +48,12 @@ INTERPRETATIONS: tuple[Interpretation, ...] = (
 )
 """Every singledispatch over expressions. A new op is complete when each of them knows it."""
 
-EXPRESSION_MODULES = ("meshfuse.ir.ops", "meshfuse.ir.comm", "meshfuse.ir.terms")
+EXPRESSION_MODULES = (
+    "meshfuse.ir.ops",
+    "meshfuse.ir.ops_indexing",
+    "meshfuse.ir.comm",
+    "meshfuse.ir.terms",
+)
 
 
 def expressions_by_name(root: type) -> dict[str, type]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, final, overload
 
 from meshfuse.api.constants import constant
+from meshfuse.api.indexing_operations import IndexingOperations
 from meshfuse.api.operation_calls import (
-    BoundOperations,
     ScalarValue,
     require,
     sequence,
@@ -98,7 +98,7 @@ class TernaryFunction:
 
 
 @final
-class Operations(BoundOperations):
+class Operations(IndexingOperations):
     """The operations: `fd.ops` is bound to `fd`, `meshfuse.ops` to what its operands belong to."""
 
     def __init__(self, recording: Recording | None = None) -> None:

@@ -139,7 +139,7 @@ def run_executor(
     if not executor.is_compiled():
         raise UserError(f"run: {type(executor).__name__} is not compiled; call compile first")
     bound, device = check_arguments(expected_inputs(program), args)
-    env = _environment(program, bound, trace)
+    env = _environment(program, bound, trace, device)
     names = [output.tensor for output in program.fusion.outputs]
     if outputs is not None:
         _bind_outputs(program, names, outputs, env)
@@ -153,7 +153,9 @@ def run_executor(
     return [env.tensor(name) for name in names]
 
 
-def _environment(program: Program, args: Sequence[Argument], trace: Trace | None) -> Environment:
+def _environment(
+    program: Program, args: Sequence[Argument], trace: Trace | None, device: torch.device
+) -> Environment:
     fusion = program.fusion
     values = dict(zip(fusion.inputs, args, strict=True))
     dtypes: dict[TensorName | ScalarName, DataType] = {
@@ -162,7 +164,7 @@ def _environment(program: Program, args: Sequence[Argument], trace: Trace | None
     }
     shapes = {name: buffer_of(program, name).shape for name in fusion.tensors}
     sizes: dict[str, int] = {n: value for n, value in values.items() if isinstance(value, int)}
-    env = Environment(dtypes, shapes, sizes, values, trace)
+    env = Environment(dtypes, shapes, sizes, values, trace, device=device)
     for size in size_symbols(program):
         sizes[size.symbol] = env.tensor(size.tensor).shape[size.axis] * size.factor
     return env

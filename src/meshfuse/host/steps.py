@@ -269,18 +269,21 @@ class EvaluateStep(Step):
     results: tuple[Result, ...]
     extents: tuple[IntExpr, ...]
     rank: int
+    device: torch.device
     traced: Traced | None
 
     def bind(self, sizes: Sizes) -> Action:
         executor, names, given = self.executor, self.names, self.given
-        reads, writes, rank = self.reads, self.writes, self.rank
+        reads, writes, rank, device = self.reads, self.writes, self.rank, self.device
         values = iter(sizes.values)
         wanted = [(result, tuple(islice(values, result.rank))) for result in self.results]
 
         def evaluate(slots: Slots) -> None:
             have = {name: slots[i] for name, i in reads}
             symbols = dict(sizes.symbols)
-            env = Environment(names.dtypes, names.shapes, symbols, have, None, names.placed, rank)
+            env = Environment(
+                names.dtypes, names.shapes, symbols, have, None, names.placed, rank, device
+            )
             executor.run_into(env, given)
             for name, i in writes:
                 slots[i] = have[name]
@@ -318,6 +321,7 @@ def _(node: Evaluate, binding: Binding) -> Step:
         results,
         tuple(extent for r in results for extent in binding.program.buffers[r.name].shape),
         binding.rank,
+        binding.device,
         Traced(
             executor.work,
             tuple(slots[name] for name in reads if name != node.into),

@@ -9,6 +9,17 @@ from meshfuse.ir.build_definitions import (
     literal,
     size,
 )
+from meshfuse.ir.build_indexing import (
+    cat,
+    embedding,
+    index_select,
+    iota,
+    pad,
+    scan,
+    slice_,
+    take_along_axis,
+    topk,
+)
 from meshfuse.ir.build_pointwise import cast, pointwise
 from meshfuse.ir.build_reduction import mean, reduction, var_mean, welford
 from meshfuse.ir.build_reshape import reshape
@@ -20,20 +31,29 @@ __all__ = [
     "broadcast",
     "broadcast_in_dim",
     "cast",
+    "cat",
     "define_scalar",
     "define_tensor",
+    "embedding",
     "expand",
+    "index_select",
+    "iota",
     "linear",
     "literal",
     "matmul",
     "mean",
+    "pad",
     "permute",
     "pointwise",
     "reduction",
     "reshape",
+    "scan",
     "set_",
     "size",
+    "slice_",
     "squeeze",
+    "take_along_axis",
+    "topk",
     "var_mean",
     "welford",
 ]

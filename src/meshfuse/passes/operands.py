@@ -9,6 +9,7 @@ from functools import singledispatch
 from meshfuse.base.errors import InvariantError
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.ops import Expr, Linear, MatMul, Operand, Pointwise
+from meshfuse.ir.ops_indexing import Cat, IndexSelect, TakeAlongAxis
 from meshfuse.ir.rewrite import Name, map_names
 
 
@@ -41,3 +42,15 @@ def _(expr: MatMul, operands: Sequence[Operand]) -> Expr:
 def _(expr: Linear, operands: Sequence[Operand]) -> Expr:
     src, weight, *bias = (TensorName(str(operand)) for operand in operands)
     return replace(expr, src=src, weight=weight, bias=bias[0] if bias else None)
+
+
+@with_operands.register(Cat)
+def _(expr: Cat, operands: Sequence[Operand]) -> Expr:
+    return replace(expr, args=tuple(TensorName(str(operand)) for operand in operands))
+
+
+@with_operands.register(IndexSelect)
+@with_operands.register(TakeAlongAxis)
+def _(expr: IndexSelect | TakeAlongAxis, operands: Sequence[Operand]) -> Expr:
+    src, index = (TensorName(str(operand)) for operand in operands[:2])
+    return replace(expr, src=src, index=index)

@@ -54,6 +54,8 @@ from meshfuse.runtime.torch_types import held_torch_dtype, item_of, to_torch_dty
 
 Value = torch.Tensor | Scalar
 
+CPU = torch.device("cpu")
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ class Environment:
     `dtypes` has the type of every tensor and scalar, `shapes` the sizes of every tensor on this
     rank, in the program's symbols. `values` grows as expressions run, and so do `sizes`, the values
     of the symbols, integer scalars among them. With a `trace`, executors record what they do.
-    `placed` has the tensors that lie on a mesh; the program runs as `rank`.
+    `placed` has the tensors that lie on a mesh; the program runs as `rank`. What is made of no
+    tensor is made on `device`.
     """
 
     dtypes: Mapping[TensorName | ScalarName, DataType]
@@ -82,6 +85,7 @@ class Environment:
     trace: Trace | None = None
     placed: Mapping[TensorName, Placed] = field(default_factory=dict[TensorName, Placed])
     rank: int = 0
+    device: torch.device = CPU
 
     def held(self, tensor: TensorName, axis: int) -> tuple[range, ...] | None:
         """The global indices of a tensor axis that the rank has a part of: those that its local
