@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from meshfuse.base.trace import Note
 from meshfuse.facts.facts import tensor_operands, tensor_outputs
 from meshfuse.facts.reshape import digits_after_reshape, in_blocks
-from meshfuse.facts.sharding import Digit, Digits, axis_digits, canonical, has_mesh_leaf
+from meshfuse.facts.sharding import (
+    Digit,
+    Digits,
+    axis_digits,
+    canonical,
+    describe,
+    has_mesh_leaf,
+    reduced_mesh_axes,
+    sharding_of,
+)
 from meshfuse.ir.axes import AxisKind, AxisName, TensorName
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.infer import is_tensor
@@ -18,6 +28,7 @@ from meshfuse.ir.program import Program
 from meshfuse.passes.apply_sharding import is_free_leaf, shard_leaf
 from meshfuse.passes.finalize_multidevice import check_tensor
 from meshfuse.passes.sharding_rules import carried_axes, sharding_rule
+from meshfuse.passes.sites import bytes_moved, site_of_result
 
 STAGE = "propagate_sharding"
 
@@ -30,9 +41,11 @@ def propagate_sharding(program: Program) -> tuple[Program, tuple[Note, ...]]:
 
     T1 = relu(T0), T0 a0{i0} split by 2 over mesh_x, T1 free  ->  T1 is split alike
 
-    The first offer of a mesh axis wins; what does not fit is moved by decomposition. Annotated
-    tensors keep their shardings; a reduced leaf of theirs is bound where the operands are sharded
-    on it. Inputs that are not annotated are replicated. Without a mesh anywhere nothing changes.
+    Where operands disagree, the sharding wins for which the fewest bytes move, as far as sizes tell
+    (`sites.py`), then the first by the rule's priority; what does not fit is moved by
+    decomposition. Annotated tensors keep their shardings; a reduced leaf of theirs is bound where
+    the operands are sharded on it. Inputs that are not annotated are replicated. Without a mesh
+    anywhere nothing changes.
     """
     annotated = {t for t, schedule in program.schedules.items() if schedule.mesh is not None}
     for tensor in program.fusion.tensors:
@@ -80,7 +93,70 @@ def _follow_aliases(
 
 
 def _spread_forward(program: Program, expr: Expr, frozen: Container[TensorName]) -> Program:
+    """Offer the operands' shardings to the results: in the order for which the fewest bytes move.
+
+    Orders are compared where they come to different results: each operand may lead, the others
+    follow by priority. The first one by priority wins a tie.
+    """
     order = _priority(program, expr)
+    outs = tensor_outputs(program, expr)
+    if all(out in frozen for out in outs):
+        for out in outs:
+            program = _bind_reduced(program, expr, out, order)
+        return program
+    first = _offer_in_order(program, expr, frozen, order)
+    if _is_settled(program, expr, order):
+        return first
+    found = {_shardings(first, outs): first}
+    for leader in _other_leaders(program, expr, order):
+        others = tuple(position for position in order if position != leader)
+        offered = _offer_in_order(program, expr, frozen, (leader, *others))
+        found.setdefault(_shardings(offered, outs), offered)
+    if len(found) == 1:
+        return first
+    return min(found.values(), key=lambda offered: _cost(offered, expr))
+
+
+def _is_settled(program: Program, expr: Expr, order: Sequence[int]) -> bool:
+    """Whether the first operand's sharding wins, whatever moves.
+
+    The weight of a contraction, where it is an input: to move it is to move it in every run, and to
+    hold it twice.
+    """
+    rule = sharding_rule(expr)
+    if len(order) < 2 or rule is None:
+        return True
+    return rule.priority is not None and expr.ins[order[0]] in program.fusion.inputs
+
+
+def _other_leaders(program: Program, expr: Expr, order: Sequence[int]) -> Iterator[int]:
+    """Operands behind the first that have something of their own to offer."""
+    mesh = program.schedule(TensorName(str(expr.ins[order[0]]))).mesh
+    for position in order[1:]:
+        source = TensorName(str(expr.ins[position]))
+        theirs = program.schedule(source).mesh
+        if has_mesh_leaf(program, source) or theirs not in (None, mesh):
+            yield position
+
+
+def _shardings(program: Program, tensors: Sequence[TensorName]) -> str:
+    """Equal for equal meshes and shardings of `tensors`, reduced axes included."""
+    return ", ".join(
+        f"{describe(sharding_of(program, tensor))} {reduced_mesh_axes(program, tensor)}"
+        for tensor in tensors
+    )
+
+
+def _cost(program: Program, expr: Expr) -> float:
+    mesh = program.schedule(tensor_outputs(program, expr)[0]).mesh
+    assert mesh is not None
+    moved = bytes_moved(program, expr, site_of_result(program, expr, mesh))
+    return inf if moved is None else moved
+
+
+def _offer_in_order(
+    program: Program, expr: Expr, frozen: Container[TensorName], order: Sequence[int]
+) -> Program:
     for out in tensor_outputs(program, expr):
         for position in order if out not in frozen else ():
             source = TensorName(str(expr.ins[position]))
