@@ -21,7 +21,6 @@ from meshfuse.facts.sharding import (
     Digits,
     Sharding,
     axis_sharded_on,
-    canonical,
     describe,
 )
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
@@ -112,17 +111,31 @@ def with_sizes(sharding: Sharding, shape: Sequence[int]) -> Sharding:
 
     [mesh_x{2} i0 // 2] of 5  ->  [mesh_x{2} 3]
     """
+    mesh = sharding.mesh
     axes = tuple(
-        canonical(tuple(_count_ranks(digit, sharding.mesh) for digit in digits), const(size), None)
+        _count_blocks(tuple(_count_ranks(digit, mesh) for digit in digits), size)
         for digits, size in zip(sharding.axes, shape, strict=True)
     )
-    return Sharding(sharding.mesh, axes, sharding.partial)
+    return Sharding(mesh, axes, sharding.partial)
 
 
 def _count_ranks(digit: Digit, mesh: DeviceMesh | None) -> Digit:
     if digit.owner is None or mesh is None:
         return digit
     return Digit(const(mesh.axis_size(digit.owner)), digit.owner)
+
+
+def _count_blocks(digits: Digits, size: int) -> Digits:
+    """The one symbolic extent takes the rest; several stay as they are."""
+    extents = [const_value(digit.extent) for digit in digits]
+    if extents.count(None) != 1:
+        return digits
+    others = math.prod(extent for extent in extents if extent is not None)
+    rest = const(-(-size // others))
+    return tuple(
+        digit if extent is not None else Digit(rest)
+        for digit, extent in zip(digits, extents, strict=True)
+    )
 
 
 def _place(
@@ -178,9 +191,7 @@ def sharding_from_placements(
                     raise UserError(f"{call}: the tensor has no axis {dim}")
                 digit = Digit(const(mesh.axis_size(owner)), owner)
                 axes[dim] = _insert(axes[dim], digit, _pieces(placement), call)
-    found = tuple(
-        canonical(digits, const(size), None) for digits, size in zip(axes, shape, strict=True)
-    )
+    found = tuple(map(_without_ones, axes, shape))
     for dim, size in enumerate(shape):
         if not _cuts_alike(found[dim], size, mesh, placements, dim):
             raise Unsupported(
@@ -199,10 +210,10 @@ def _insert(digits: Digits, owner: Digit, pieces: int, call: str) -> Digits:
     wanted, ranks = pieces, _number(owner)
     for position, digit in enumerate(digits):
         after = digits[position + 1 :]
-        if digit.owner is not None:
+        extent = _number(digit)
+        if digit.owner is not None or (after and extent == 1):
             before.append(digit)
             continue
-        extent = _number(digit)
         if not after:
             rest = ceildiv(const(extent), const(wanted * ranks))
             return (*before, Digit(const(wanted)), owner, Digit(rest))
@@ -220,6 +231,11 @@ def _insert(digits: Digits, owner: Digit, pieces: int, call: str) -> Digits:
         f"{call}: the blocks along {owner.owner} straddle those of a mesh axis that comes before "
         "it; shard the tensor axes in mesh order, or redistribute() it first"
     )
+
+
+def _without_ones(digits: Digits, size: int) -> Digits:
+    kept = tuple(digit for digit in digits if digit.owner is not None or _number(digit) != 1)
+    return kept or (Digit(const(size)),)
 
 
 def _pieces(placement: Shard | StridedShard) -> int:
