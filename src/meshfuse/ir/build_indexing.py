@@ -224,17 +224,20 @@ def _shorten(
     """Rows on the last axis, those longer than `max_norm` scaled to it, as torch does."""
     dtype = program.tensor(rows).dtype
     wanted = compute_dtype(dtype)
-    if wanted is not dtype:
-        program, rows = cast(program, rows, wanted)
+    program, rows = _as_dtype(program, rows, wanted)
     program, norm = _norm(program, rows, norm_type)
     program, is_long = pointwise(program, "gt", [norm, literal(max_norm)])
     program, divisor = pointwise(program, "add", [norm, literal(1e-7)])
     program, shrunk = pointwise(program, "div", [literal(max_norm), divisor])
     program, scale = pointwise(program, "where", [is_long, shrunk, literal(1.0)])
     program, scaled = pointwise(program, "mul", [rows, scale])
-    if wanted is dtype:
-        return program, TensorName(scaled)
-    return cast(program, TensorName(scaled), dtype)
+    return _as_dtype(program, TensorName(scaled), dtype)
+
+
+def _as_dtype(program: Program, tensor: TensorName, dtype: DataType) -> tuple[Program, TensorName]:
+    """`tensor` itself, where it has that type."""
+    same = program.tensor(tensor).dtype is dtype
+    return (program, tensor) if same else cast(program, tensor, dtype)
 
 
 def _norm(program: Program, rows: TensorName, p: float) -> tuple[Program, TensorName]:
@@ -275,7 +278,7 @@ def scan(
     if init is None:
         return program, out
     program, combined = pointwise(program, _WITH_INIT[function], [out, init])
-    return cast(program, TensorName(combined), program.tensor(src).dtype)
+    return _as_dtype(program, TensorName(combined), program.tensor(src).dtype)
 
 
 def topk(
@@ -306,6 +309,6 @@ def iota(
     dtype: DataType = DataType.Int,
 ) -> tuple[Program, TensorName]:
     """start, start + step, ... of the given length. Raises UserError for a negative length."""
-    extent = requested_extent("iota(length)", length)
+    extent = requested_extent(f"iota(length={length})", length)
     program, out = new_tensor(program, dtype, [axis_of(extent)])
     return append(program, Iota(out, start, step)), out
