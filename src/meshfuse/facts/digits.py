@@ -40,4 +40,4 @@ class Sharding:
 
     mesh: DeviceMesh | None
     axes: tuple[Digits, ...]
-    partial: Mapping[ParallelType, str] = field(default_factory=dict[ParallelType, str])
+    partial: Mapping[ParallelType, str] = field(default_factory=dict[ParallelType, str], hash=False)

@@ -105,14 +105,12 @@ def held(digits: Digits, size: int, coordinates: Coordinates) -> Runs:
 
 def runs_in_both(left: Runs, right: Runs) -> Runs:
     """The indices that stand in both."""
+    if len(left) == len(right) == 1:
+        return _joined((_in_both(left[0], right[0]),))
     if all(run.step == 1 for run in left + right):
         return _overlaps(left, right)
-    return runs_of(sorted(_members(left) & _members(right)))
-
-
-def runs_without(left: Runs, right: Runs) -> Runs:
-    """The indices of `left` that do not stand in `right`."""
-    return runs_of(sorted(_members(left) - _members(right)))
+    found = (_in_both(a, b) for a in left for b in right)
+    return _joined(sorted(found, key=lambda run: run.start))
 
 
 def runs_of(indices: Iterable[int]) -> Runs:
@@ -165,7 +163,7 @@ def _joined(runs: Iterable[range]) -> Runs:
         return tuple(pieces)
     for run in pieces:
         for part in (run,) if run.step == 1 else (range(k, k + 1) for k in run):
-            if found and found[-1].stop == part.start:
+            if part and found and found[-1].stop == part.start:
                 found[-1] = range(found[-1].start, part.stop)
             elif part:
                 found.append(part)
@@ -176,23 +174,32 @@ def _joined(runs: Iterable[range]) -> Runs:
     return (strided,) if is_regular and len(strided) == len(found) else tuple(found)
 
 
+def _in_both(left: range, right: range) -> range:
+    """The numbers that stand in both of two increasing ranges."""
+    common = math.gcd(left.step, right.step)
+    if (right.start - left.start) % common:
+        return range(0)
+    step = left.step * right.step // common
+    first = left.start
+    if step > 1:
+        period = right.step // common
+        steps = (right.start - left.start) // common * pow(left.step // common, -1, period)
+        first += steps % period * left.step
+    low = max(left.start, right.start)
+    return range(first + -(-(low - first) // step) * step, min(left.stop, right.stop), step)
+
+
 def _overlaps(left: Runs, right: Runs) -> Runs:
+    """As `runs_in_both`, for runs of step 1 in one walk along both."""
     found: list[range] = []
     i = j = 0
     while i < len(left) and j < len(right):
-        first = max(left[i].start, right[j].start)
-        last = min(left[i].stop, right[j].stop)
-        if first < last:
-            found.append(range(first, last))
+        found.append(_in_both(left[i], right[j]))
         if left[i].stop < right[j].stop:
             i += 1
         else:
             j += 1
     return _joined(found)
-
-
-def _members(runs: Runs) -> set[int]:
-    return {index for run in runs for index in run}
 
 
 # Exchanges.

@@ -22,7 +22,6 @@ from meshfuse.facts.holdings import (
     rank_coordinates,
     runs_in_both,
     runs_of,
-    runs_without,
 )
 from meshfuse.facts.sharding import canonical, rank_extents
 from meshfuse.ir.mesh import DeviceMesh, ParallelType, make_mesh
@@ -93,11 +92,21 @@ def test_runs_are_maximal_or_one_stride() -> None:
     assert big == (range(1, 1 << 41, 2),)
 
 
-@given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
-def test_runs_as_sets(left: set[int], right: set[int]) -> None:
-    a, b = runs_of(sorted(left)), runs_of(sorted(right))
-    assert [k for run in runs_in_both(a, b) for k in run] == sorted(left & right)
-    assert [k for run in runs_without(a, b) for k in run] == sorted(left - right)
+STRIDES = st.builds(
+    lambda first, step, count: (range(first, first + step * (count - 1) + 1, step),),
+    st.integers(0, 9),
+    st.integers(1, 7),
+    st.integers(2, 9),
+)
+RUNS = STRIDES | st.builds(lambda found: runs_of(sorted(found)), st.sets(st.integers(0, 30)))
+
+
+@given(RUNS, RUNS)
+def test_what_stands_in_both(left: tuple[range, ...], right: tuple[range, ...]) -> None:
+    members = [{k for run in runs for k in run} for runs in (left, right)]
+    both = runs_in_both(left, right)
+    assert [k for run in both for k in run] == sorted(members[0] & members[1])
+    assert both == runs_of(sorted(members[0] & members[1]))
 
 
 def test_counts_of_sizes_and_places_that_are_not_known() -> None:
