@@ -1,0 +1,133 @@
+"""DTensors through definitions, between real processes."""
+
+# torch.distributed documents its stores but does not declare them as exports:
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+from gloo_run import run_ranks
+from meshfuse import FusionDefinition
+from meshfuse.multidevice import DTensorFunction
+
+BATCH, SEQUENCE, EMBEDDING = 2, 3, 5
+
+
+def define_linear(fd: FusionDefinition, x: Any, w: Any) -> None:
+    fd.add_output(fd.ops.linear(x, w))
+
+
+def define_linear_gradients(fd: FusionDefinition, x: Any, w: Any, grad: Any) -> None:
+    """Of [b, s, i] x and [o, i] w, given that of their linear, [b, s, o]."""
+    b, s, i = fd.ops.shape(x)
+    o = fd.ops.size(w, 0)
+    rows = fd.ops.mul(b, s)
+    fd.add_output(fd.ops.matmul(grad, w))
+    flat = fd.ops.reshape(grad, [rows, o])
+    fd.add_output(fd.ops.matmul(fd.ops.permute(flat, [1, 0]), fd.ops.reshape(x, [rows, i])))
+
+
+class Linear(torch.autograd.Function):
+    """y = x @ w.T, forward and backward by meshfuse."""
+
+    forward_pass = DTensorFunction(define_linear)
+    backward_pass = DTensorFunction(define_linear_gradients)
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor, w: DTensor) -> DTensor:
+        ctx.save_for_backward(x, w)
+        [y] = Linear.forward_pass(x, w)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: DTensor) -> tuple[DTensor, DTensor]:
+        x, w = ctx.saved_tensors
+        grad_x, grad_w = Linear.backward_pass(x, w, grad)
+        return grad_x, grad_w
+
+
+def integers(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(-4, 4, shape, generator=generator).to(torch.bfloat16)
+
+
+def check_linear(
+    mesh: DeviceMesh, x: torch.Tensor, w: torch.Tensor, lie: list[tuple[Placement, ...]]
+) -> tuple[Any, ...]:
+    """A linear and its gradients, compared exactly; returns the placements of all three."""
+    inputs = [
+        distribute_tensor(whole, mesh, placements).requires_grad_()
+        for whole, placements in zip((x, w), lie, strict=True)
+    ]
+    wholes = [whole.clone().requires_grad_() for whole in (x, w)]
+    y: Any = Linear.apply(*inputs)
+    upstream = integers(*y.shape)
+    given = distribute_tensor(upstream, mesh, y.placements)
+    expected = torch.nn.functional.linear(*wholes)
+    found = [y, *torch.autograd.grad(y, inputs, given)]
+    pairs = zip(found, [expected, *torch.autograd.grad(expected, wholes, upstream)], strict=True)
+    for mine, whole in pairs:
+        assert mine.device_mesh is mesh
+        assert mine.shape == whole.shape
+        assert torch.equal(mine.full_tensor(), whole)
+    return tuple(dtensor.placements for dtensor in found)
+
+
+def parallel_linears(rank: int, world_size: int) -> None:
+    """Column- and row-parallel, twice: the second time no definition is made."""
+    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
+    wide = world_size * EMBEDDING
+    column = integers(BATCH, SEQUENCE, EMBEDDING), integers(wide, EMBEDDING)
+    row = integers(BATCH, SEQUENCE, wide), integers(EMBEDDING, wide)
+    for _ in range(2):
+        lie = check_linear(mesh, *column, [(Replicate(),), (Shard(0),)])
+        assert lie == ((Shard(2),), (Replicate(),), (Shard(0),))
+        lie = check_linear(mesh, *row, [(Shard(2),), (Shard(1),)])
+        assert lie == ((Replicate(),), (Shard(2),), (Shard(1),))
+    assert len(Linear.forward_pass) == len(Linear.backward_pass) == 2
+    assert check_plus_one(mesh) == 3
+
+
+def check_plus_one(mesh: DeviceMesh) -> int:
+    """Results lie as the input does, on its mesh; symbolic sizes may change."""
+    plus_one = DTensorFunction(lambda fd, x, one: fd.add_output(fd.ops.add(x, one)))
+    ranks = mesh.size()
+    for size in (ranks, 3 * ranks):
+        for placements in ([Shard(0)], [Replicate()], [Shard(1)]):
+            whole = torch.arange(size * 4 * ranks).view(size, 4 * ranks).float()
+            x = distribute_tensor(whole, mesh, placements)
+            [y] = plus_one(x, 1.0)
+            assert y.device_mesh is mesh
+            assert list(y.placements) == placements
+            assert torch.equal(y.to_local(), x.to_local() + 1)
+            assert torch.equal(y.full_tensor(), whole + 1)
+            assert y.device_mesh.mesh_dim_names == ("tp",)
+    return len(plus_one)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_parallel_linears(ranks: int) -> None:
+    run_ranks(parallel_linears, ranks)
+
+
+def on_a_grid(rank: int, world_size: int) -> None:
+    """Data by tensor parallelism, on the grid and on the rank's own line of it."""
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    column = integers(2 * BATCH, SEQUENCE, EMBEDDING), integers(2 * EMBEDDING, EMBEDDING)
+    lie = check_linear(grid, *column, [(Shard(0), Replicate()), (Replicate(), Shard(0))])
+    assert lie == ((Shard(0), Shard(2)), (Shard(0), Replicate()), (Replicate(), Shard(0)))
+    row = integers(2 * BATCH, SEQUENCE, 2 * EMBEDDING), integers(EMBEDDING, 2 * EMBEDDING)
+    lie = check_linear(grid, *row, [(Shard(0), Shard(2)), (Replicate(), Shard(1))])
+    assert lie == ((Shard(0), Replicate()), (Shard(0), Shard(2)), (Replicate(), Shard(1)))
+    lie = check_linear(grid["tp"], *row, [(Shard(2),), (Shard(1),)])
+    assert lie == ((Replicate(),), (Shard(2),), (Shard(1),))
+
+
+def test_grid() -> None:
+    run_ranks(on_a_grid, 4)
