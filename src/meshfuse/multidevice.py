@@ -5,6 +5,7 @@ from meshfuse.api.dtensors import execute_with_dtensors
 from meshfuse.api.mesh import DeviceMesh
 from meshfuse.api.sharding import Sharding, shard_tensor
 from meshfuse.api.simulation import SimulatedResults, simulate
+from meshfuse.api.visualization import ShardingPicture, visualize
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.tensor import DistributedTensor
 
@@ -14,8 +15,10 @@ __all__ = [
     "DeviceMesh",
     "DistributedTensor",
     "Sharding",
+    "ShardingPicture",
     "SimulatedResults",
     "execute_with_dtensors",
     "shard_tensor",
     "simulate",
+    "visualize",
 ]
