@@ -50,7 +50,9 @@ INTERPRETATIONS: tuple[Interpretation, ...] = (
 
 EXPRESSION_MODULES = (
     "meshfuse.ir.ops",
+    "meshfuse.ir.ops_attention",
     "meshfuse.ir.ops_indexing",
+    "meshfuse.ir.ops_random",
     "meshfuse.ir.comm",
     "meshfuse.ir.terms",
 )

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, final, overload
 
+from meshfuse.api.attention_operations import AttentionOperations
 from meshfuse.api.constants import constant
-from meshfuse.api.indexing_operations import IndexingOperations
 from meshfuse.api.operation_calls import (
     ScalarValue,
     require,
@@ -98,7 +98,7 @@ class TernaryFunction:
 
 
 @final
-class Operations(IndexingOperations):
+class Operations(AttentionOperations):
     """The operations: `fd.ops` is bound to `fd`, `meshfuse.ops` to what its operands belong to."""
 
     def __init__(self, recording: Recording | None = None) -> None:

@@ -1,7 +1,7 @@
 """Which axis of an operand is which axis of a result: producer.logical <-> consumer.root.
 
-Each expression states its map once, by position; by name it follows for every output, since the
-outputs of one expression have like axes.
+Each expression states its map once, by position, in the places of its first output's axes; by name
+it follows for every output, since outputs have like axes unless `output_places` says otherwise.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from meshfuse.ir.ops import (
     Squeeze,
     Welford,
 )
+from meshfuse.ir.ops_attention import SdpfaBwd, SdpfaFwd, attention_extents
 from meshfuse.ir.ops_indexing import (
     Cat,
     IndexSelect,
@@ -39,6 +40,7 @@ from meshfuse.ir.ops_indexing import (
     TopK,
     is_whole,
 )
+from meshfuse.ir.ops_random import Random, RandomSource
 from meshfuse.ir.program import Program
 from meshfuse.ir.terms import Terms
 
@@ -173,9 +175,50 @@ def _(expr: TakeAlongAxis, program: Program) -> Mapping[int, Places]:
     return {0: (*places[: expr.axis], len(places), *places[expr.axis + 1 :]), 1: places}
 
 
+@axis_pairs.register(RandomSource)
+@axis_pairs.register(Random)
+def _(expr: RandomSource | Random, program: Program) -> Mapping[int, Places]:
+    """They read no tensor."""
+    return {}
+
+
+@axis_pairs.register(SdpfaFwd)
+@axis_pairs.register(SdpfaBwd)
+def _(expr: SdpfaFwd | SdpfaBwd, program: Program) -> Mapping[int, Places]:
+    """Batch axes and heads; it works along sequences and features."""
+    shared = program.tensor(expr.query).ndim - 2
+    found: dict[int, Places] = {}
+    for position, operand in enumerate(expr.ins):
+        rank = program.tensor(TensorName(str(operand))).ndim if is_tensor(program, operand) else 0
+        if rank > shared:
+            found[position] = (*range(shared), *(None,) * (rank - shared))
+        elif is_tensor(program, operand):
+            found[position] = (None,) * rank
+    return found
+
+
 def _all_but(places: Places, axis: int) -> Places:
     """`places` without the axis along which an expression works."""
     return (*places[:axis], None, *places[axis + 1 :])
+
+
+@singledispatch
+def output_places(expr: Expr, program: Program, out: TensorName) -> Places:
+    """For each root (else logical) axis of `out` its place in the first output, None for none."""
+    return tuple(range(len(program.tensor(out).maybe_root)))
+
+
+@output_places.register(SdpfaFwd)
+@output_places.register(SdpfaBwd)
+def _(expr: SdpfaFwd | SdpfaBwd, program: Program, out: TensorName) -> Places:
+    """Seed and offset are no rows; keys are no queries."""
+    rank = len(program.tensor(out).maybe_root)
+    shared = program.tensor(expr.query).ndim - 2
+    if out == expr.outs[0]:
+        return tuple(range(rank))
+    if isinstance(expr, SdpfaFwd) and out == expr.logsumexp:
+        return tuple(range(shared + 1))
+    return (*range(shared), None, None) if rank > shared else (None,) * rank
 
 
 def operand_axis_map(
@@ -189,11 +232,13 @@ def operand_axis_map(
     if places is None:
         return {}
     source = program.tensor(TensorName(str(expr.ins[position])))
-    target = program.tensor(out or TensorName(expr.outs[0])).maybe_root
+    out = out or TensorName(expr.outs[0])
+    own = zip(output_places(expr, program, out), program.tensor(out).maybe_root, strict=True)
+    target = {place: axis for place, axis in own if place is not None}
     return {
         axis.name: target[place].name
         for axis, place in zip(source.tensor_axes, places, strict=True)
-        if place is not None
+        if place in target
         and (axis.kind is not AxisKind.broadcast or target[place].kind is AxisKind.broadcast)
     }
 
@@ -202,6 +247,7 @@ def meeting_extents(program: Program) -> Iterator[tuple[TensorName, IntExpr, Int
     """What must be equal: a tensor, the extent of one of its (root) axes, and an operand's there.
 
     For an output that goes into an input: that input's, too. For an axis that a squeeze drops: 1.
+    For attention: those of operands that meet in no axis of the result.
     """
     for expr in program.fusion.exprs:
         for out in (TensorName(name) for name in expr.outs if name in program.fusion.tensors):
@@ -213,6 +259,8 @@ def meeting_extents(program: Program) -> Iterator[tuple[TensorName, IntExpr, Int
                 extents = {axis.name: axis.extent for axis in axes}
                 for axis, image in operand_axis_map(expr, program, position, out).items():
                     yield out, target[image], extents[axis]
+        if isinstance(expr, SdpfaFwd | SdpfaBwd):
+            yield from attention_extents(program, expr)
         if isinstance(expr, Squeeze):
             for dim in expr.dims:
                 yield expr.src, program.tensor(expr.src).tensor_axes[dim].extent, const(1)

@@ -1,5 +1,6 @@
 """Every verb that extends a Program: each takes a Program and returns it with the new names."""
 
+from meshfuse.ir.build_attention import sdpfa_bwd, sdpfa_fwd
 from meshfuse.ir.build_contraction import linear, matmul
 from meshfuse.ir.build_definitions import (
     add_input,
@@ -21,6 +22,7 @@ from meshfuse.ir.build_indexing import (
     topk,
 )
 from meshfuse.ir.build_pointwise import cast, pointwise
+from meshfuse.ir.build_random import random
 from meshfuse.ir.build_reduction import mean, reduction, var_mean, welford
 from meshfuse.ir.build_reshape import reshape
 from meshfuse.ir.build_shape import broadcast, broadcast_in_dim, expand, permute, set_, squeeze
@@ -45,9 +47,12 @@ __all__ = [
     "pad",
     "permute",
     "pointwise",
+    "random",
     "reduction",
     "reshape",
     "scan",
+    "sdpfa_bwd",
+    "sdpfa_fwd",
     "set_",
     "size",
     "slice_",

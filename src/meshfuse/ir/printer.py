@@ -54,6 +54,7 @@ from meshfuse.ir.ops import (
     Squeeze,
     Welford,
 )
+from meshfuse.ir.ops_attention import SdpfaBwd, SdpfaFwd
 from meshfuse.ir.ops_indexing import (
     Cat,
     IndexSelect,
@@ -64,6 +65,7 @@ from meshfuse.ir.ops_indexing import (
     TakeAlongAxis,
     TopK,
 )
+from meshfuse.ir.ops_random import Random, RandomSource
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import Allocation, MemoryType, Schedule, Step, step_results
 from meshfuse.ir.terms import Terms
@@ -89,6 +91,10 @@ EXPR_STATEMENTS: Final[tuple[type[Expr], ...]] = (
     Scan,
     Iota,
     TopK,
+    SdpfaFwd,
+    SdpfaBwd,
+    RandomSource,
+    Random,
     AllGather,
     AllReduce,
     ReduceScatter,

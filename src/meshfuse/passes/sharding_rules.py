@@ -28,6 +28,7 @@ from meshfuse.ir.ops import (
     Squeeze,
     Welford,
 )
+from meshfuse.ir.ops_attention import SdpfaBwd, SdpfaFwd
 from meshfuse.ir.ops_indexing import (
     Cat,
     IndexSelect,
@@ -38,6 +39,7 @@ from meshfuse.ir.ops_indexing import (
     TakeAlongAxis,
     TopK,
 )
+from meshfuse.ir.ops_random import Random, RandomSource
 from meshfuse.ir.program import Program
 from meshfuse.ir.terms import Terms
 
@@ -77,6 +79,10 @@ def sharding_rule(expr: Expr) -> ShardingRule | None:
 @sharding_rule.register(Scan)
 @sharding_rule.register(Iota)
 @sharding_rule.register(TopK)
+@sharding_rule.register(SdpfaFwd)
+@sharding_rule.register(SdpfaBwd)
+@sharding_rule.register(RandomSource)
+@sharding_rule.register(Random)
 @sharding_rule.register(Terms)
 def _(expr: Expr) -> ShardingRule | None:
     return ShardingRule()

@@ -13,6 +13,7 @@ from typing import final
 
 import torch
 
+import meshfuse.runtime.evaluate_attention  # registers its evaluations
 import meshfuse.runtime.evaluate_indexing  # noqa: F401  # registers its evaluations
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.trace import Activity, Trace, Work

@@ -11,6 +11,7 @@ from meshfuse.facts.facts import facts_of
 from meshfuse.facts.refusal import Refusal
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.ops import Expr
+from meshfuse.ir.ops_random import RandomSource
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import NameIndex, extract, index_names, read_names
 from meshfuse.segment.boundaries import merge_edges, predecessors_of, standing_alone
@@ -113,12 +114,15 @@ def _make_segment(name: str, members: tuple[int, ...], asking: _Asking) -> Segme
 
 
 def _scalar_definitions(program: Program) -> dict[str, int]:
-    """For each computed scalar, the position of its expression."""
+    """For each computed scalar, the position of its expression.
+
+    Not of random numbers, which a call draws once: segments read them.
+    """
     return {
         name: position
         for position, expr in enumerate(program.fusion.exprs)
         for name in expr.outs
-        if name in program.fusion.scalars
+        if name in program.fusion.scalars and not isinstance(expr, RandomSource)
     }
 
 

@@ -1,0 +1,40 @@
+"""Ranks that draw random numbers draw the same ones."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from meshfuse.base.errors import UserError
+from meshfuse.dist.collectives import CollectiveRequest
+from meshfuse.dist.communicator import Communicator
+from meshfuse.runtime.random import RandomState
+
+_NUMBER: Final = -2
+"""In place of a number in the host program."""
+
+
+def compare_states(communicator: Communicator, team: tuple[int, ...], state: RandomState) -> None:
+    """Raise UserError, on all ranks of `team`, if two of them are about to draw other numbers.
+
+    Each would make a mask of its own of what should be parts of one. It takes 16 bytes of every
+    rank at each call that draws: anybody may move a generator between two calls, and a rank whose
+    generator did not move cannot know whether another's did. To broadcast one rank's seed would
+    cost as much, and hide that programs which draw by other means go different ways. CPU tensors
+    also where the program runs on GPUs: the host is to compare, without waiting for a device.
+    """
+    mine = torch.tensor([state.seed, state.offset])
+    found = torch.empty(2 * len(team), dtype=torch.int64)
+    communicator.run(
+        CollectiveRequest(_NUMBER, "all_gather", team, mine, found, None, "random numbers")
+    )
+    states = [tuple(pair) for pair in found.view(-1, 2).tolist()]
+    for rank, theirs in zip(team, states, strict=True):
+        if theirs != states[0]:
+            raise UserError(
+                f"execute: ranks {team[0]} and {rank} would draw different random numbers: seed "
+                f"{states[0][0]} at {states[0][1]}, and seed {theirs[0]} at {theirs[1]}; call "
+                "torch.manual_seed with one seed on all ranks, and draw there alike, or give "
+                "rng_seed and rng_offset"
+            )
