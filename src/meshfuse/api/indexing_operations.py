@@ -45,18 +45,17 @@ class IndexingOperations(BoundOperations):
         """
         keywords: dict[str, Any] = {"start_indices": start_indices, "end_indices": end_indices}
         keywords |= {} if strides is None else {"strides": strides}
-        keywords |= {"manual_normalization": True} if manual_normalization else {}
+        flag = manual_normalization
+        keywords |= {} if flag is False else {"manual_normalization": flag}
         call = Call("fd.ops.slice", (arg,), keywords)
-        require(call, "manual_normalization", manual_normalization, bool)
+        require(call, "manual_normalization", flag, bool)
         starts = sizes_argument(call, arg, start_indices)
         stops = sizes_argument(call, arg, end_indices)
         steps = None if strides is None else sizes_argument(call, arg, strides)
         return self._tensor(
             call,
             arg,
-            lambda program: build.slice_(
-                program, arg.name, starts, stops, steps, manual_normalization
-            ),
+            lambda program: build.slice_(program, arg.name, starts, stops, steps, flag),
         )
 
     def pad(
@@ -88,8 +87,8 @@ class IndexingOperations(BoundOperations):
 
         With `manual_padding` each is the result of a `pad` that put it in its place.
         """
-        keywords: dict[str, Any] = {} if dim == 0 and type(dim) is int else {"dim": dim}
-        keywords |= {"manual_padding": True} if manual_padding else {}
+        keywords: dict[str, Any] = {} if type(dim) is int and dim == 0 else {"dim": dim}
+        keywords |= {} if manual_padding is False else {"manual_padding": manual_padding}
         call = Call("fd.ops.cat", (tensors,), keywords)
         require(call, "manual_padding", manual_padding, bool)
         operands = sequence(call, "tensors", tensors, TensorView)

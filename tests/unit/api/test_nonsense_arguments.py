@@ -71,6 +71,13 @@ def operation(
     return call
 
 
+def view_of_two(name: str, *after: Any) -> object:
+    """`fd.ops.<name>` of a list of two tensors and what follows."""
+    fd = FusionDefinition()
+    x = fd.define_tensor([-1, -1])
+    return getattr(fd.ops, name)([x, x], *after)
+
+
 def run(**arguments: object) -> list[torch.Tensor]:
     fd = FusionDefinition()
     fd.add_output(fd.define_tensor([2, 2]) + 1)
@@ -184,6 +191,38 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "linear": operation("linear", "x"),
     "linear bias": operation("linear", "x", "x"),
     "matmul": operation("matmul", "x"),
+    "slice": operation("slice", after=([0, 0], [1, 1])),
+    "slice starts": operation("slice", "x", after=([1, 1],)),
+    "slice end": lambda v: operation("slice", "x", [0, 0])([1, v]),
+    "slice strides": operation("slice", "x", [0, 0], [1, 1]),
+    "slice flag": operation("slice", "x", [0, 0], [1, 1], None),
+    "pad": operation("pad", after=([1, 1],)),
+    "pad widths": operation("pad", "x"),
+    "pad width": lambda v: operation("pad", "x")([0, v]),
+    "pad value": operation("pad", "x", [1, 1]),
+    "cat": operation("cat"),
+    "cat dim": lambda v: view_of_two("cat", v),
+    "cat flag": lambda v: view_of_two("cat", 0, v),
+    "index_select": operation("index_select", "x", after=(0,)),
+    "index_select dim": operation("index_select", "x", "x"),
+    "take_along_axis": operation("take_along_axis", "x", after=(0,)),
+    "embedding_fwd": operation("embedding_fwd", after=("x",)),
+    "embedding_fwd padding_idx": operation("embedding_fwd", "x", "x"),
+    "embedding_fwd max_norm": operation("embedding_fwd", "x", "x", None),
+    "embedding_fwd norm_type": operation("embedding_fwd", "x", "x", None, 1.0),
+    "embedding_fwd sparse": operation("embedding_fwd", "x", "x", None, None, None, None),
+    "cumsum": operation("cumsum", after=(0,)),
+    "cumsum dim": operation("cumsum", "x"),
+    "cumsum init": operation("cumsum", "x", 0),
+    "iota": operation("iota"),
+    "iota start": operation("iota", 3),
+    "iota step": operation("iota", 3, 0),
+    "iota dtype": operation("iota", 3, None, None),
+    "topk": operation("topk", after=(1,)),
+    "topk k": operation("topk", "x"),
+    "topk dim": operation("topk", "x", 1),
+    "topk largest": operation("topk", "x", 1, 0),
+    "topk sorted": operation("topk", "x", 1, 0, True),
 }
 
 
