@@ -5,51 +5,32 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from gloo_run import run_ranks
-from meshfuse import FusionDefinition
 from meshfuse.multidevice import DTensorFunction
 
 BATCH, SEQUENCE, EMBEDDING = 2, 3, 5
 
 
-def define_linear(fd: FusionDefinition, x: Any, w: Any) -> None:
-    fd.add_output(fd.ops.linear(x, w))
+def load_example() -> Any:
+    path = Path(__file__).parents[2] / "examples" / "dtensor_linear.py"
+    spec = importlib.util.spec_from_file_location("dtensor_linear", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def define_linear_gradients(fd: FusionDefinition, x: Any, w: Any, grad: Any) -> None:
-    """Of [b, s, i] x and [o, i] w, given that of their linear, [b, s, o]."""
-    b, s, i = fd.ops.shape(x)
-    o = fd.ops.size(w, 0)
-    rows = fd.ops.mul(b, s)
-    fd.add_output(fd.ops.matmul(grad, w))
-    flat = fd.ops.reshape(grad, [rows, o])
-    fd.add_output(fd.ops.matmul(fd.ops.permute(flat, [1, 0]), fd.ops.reshape(x, [rows, i])))
-
-
-class Linear(torch.autograd.Function):
-    """y = x @ w.T, forward and backward by meshfuse."""
-
-    forward_pass = DTensorFunction(define_linear)
-    backward_pass = DTensorFunction(define_linear_gradients)
-
-    @staticmethod
-    def forward(ctx: Any, x: DTensor, w: DTensor) -> DTensor:
-        ctx.save_for_backward(x, w)
-        [y] = Linear.forward_pass(x, w)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: DTensor) -> tuple[DTensor, DTensor]:
-        x, w = ctx.saved_tensors
-        grad_x, grad_w = Linear.backward_pass(x, w, grad)
-        return grad_x, grad_w
+example = load_example()
 
 
 def integers(*shape: int) -> torch.Tensor:
@@ -66,7 +47,7 @@ def check_linear(
         for whole, placements in zip((x, w), lie, strict=True)
     ]
     wholes = [whole.clone().requires_grad_() for whole in (x, w)]
-    y: Any = Linear.apply(*inputs)
+    y: Any = example.Linear.apply(*inputs)
     upstream = integers(*y.shape)
     given = distribute_tensor(upstream, mesh, y.placements)
     expected = torch.nn.functional.linear(*wholes)
@@ -90,7 +71,7 @@ def parallel_linears(rank: int, world_size: int) -> None:
         assert lie == ((Shard(2),), (Replicate(),), (Shard(0),))
         lie = check_linear(mesh, *row, [(Shard(2),), (Shard(1),)])
         assert lie == ((Replicate(),), (Shard(2),), (Shard(1),))
-    assert len(Linear.forward_pass) == len(Linear.backward_pass) == 2
+    assert len(example.forward_pass) == len(example.backward_pass) == 2
     assert check_plus_one(mesh) == 3
 
 

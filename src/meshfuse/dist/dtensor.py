@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +26,7 @@ from meshfuse.dist.placements import (
 )
 from meshfuse.facts.sharding import Sharding
 from meshfuse.ir.mesh import DeviceMesh
+from meshfuse.runtime.allocate import dense_strides
 
 MODULE = "torch.distributed.tensor"
 _FUNCTIONAL_COLLECTIVES = "torch.distributed._functional_collectives"
@@ -66,6 +68,7 @@ def placements_of_dtensor(dtensor: Any) -> tuple[Placement, ...]:
     return tuple(from_torch(placement) for placement in dtensor.placements)
 
 
+@lru_cache(64)  # torch computes its ranks anew each time, in 150 us
 def mesh_of(device_mesh: Any) -> DeviceMesh:
     """A torch DeviceMesh as meshfuse has it: ranks of the default process group, shape, names."""
     ranks: torch.Tensor = device_mesh.mesh
@@ -108,7 +111,7 @@ def make_dtensor(
         [to_torch(placement, module) for placement in placements],
         run_check=False,
         shape=size,
-        stride=torch.empty(size, device="meta").stride(),
+        stride=dense_strides(size, range(len(size))),
     )
 
 
