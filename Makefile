@@ -3,6 +3,7 @@
 #   make test      the suite without its long tests      make lint      ruff and pyright
 #   make demo      one transformer MLP, two processes    make nightly   the long tests too
 #   make goldens   rewrite tests/golden and the pages    make clean     remove all that make made
+#   make example-minilm    a whole sentence encoder, two processes
 #
 # PYTHON=python3.12 chooses the interpreter of a new .venv, WORKERS=8 the number of test processes,
 # ARGS="-k split" goes to pytest.
@@ -24,7 +25,7 @@ PACKAGE := $(VENV)/stamp-package-$(call checksum,requirements/base.txt pyproject
 TEST := $(VENV)/stamp-test-$(call checksum,requirements/base.txt requirements/test.txt)
 DEMO := $(VENV)/stamp-demo-$(call checksum,requirements/base.txt requirements/demo.txt)
 
-.PHONY: test demo lint nightly goldens clean
+.PHONY: test demo example-minilm lint nightly goldens clean
 .DELETE_ON_ERROR:
 
 test: $(PACKAGE) $(TEST)
@@ -32,6 +33,9 @@ test: $(PACKAGE) $(TEST)
 
 demo: $(PACKAGE) $(DEMO)
 	$(RUN) examples/demo.py
+
+example-minilm: $(PACKAGE) $(DEMO)
+	$(RUN) examples/minilm.py
 
 lint: $(PACKAGE) $(TEST)
 	$(RUN) -m ruff check
