@@ -15,7 +15,13 @@ from golden_text import check_golden
 from page_examples import programs, regenerate
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "ARCHITECTURE.md", "docs/errors.md", "docs/sharding.md")
+PAGES = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "docs/dtensor.md",
+    "docs/errors.md",
+    "docs/sharding.md",
+)
 PROSE = (*PAGES, "CONTRIBUTING.md", "benchmarks/README.md")
 ARCHITECTURE_LINES = 150
 
