@@ -16,14 +16,21 @@ from meshfuse.base.errors import UserError, UserTypeError
 
 ENABLE_OPTIONS: Final = tuple(
     """
-    cutlass_scheduler fast_math fuse_matmul fuse_multiple_matmuls host_ir_jit host_ir_lowering
-    id_model_extra_validation insert_resharding_after io_to_lower_precision kernel_db kernel_debug
-    kernel_lineinfo kernel_profile memory_promotion multicast_protocol number_of_streams overlap
-    p2p_protocol p2p_transport reuse_zeroed_memory static_fusion_count tma_inner_persistent
-    tma_pointwise tma_reduction wait_debugger warn_register_spill ws_normalization
+    cutlass_scheduler deterministic_collectives fast_math float32_collectives fuse_matmul
+    fuse_multiple_matmuls host_ir_jit host_ir_lowering id_model_extra_validation
+    insert_resharding_after io_to_lower_precision kernel_db kernel_debug kernel_lineinfo
+    kernel_profile memory_promotion multicast_protocol number_of_streams overlap p2p_protocol
+    p2p_transport reuse_zeroed_memory static_fusion_count tma_inner_persistent tma_pointwise
+    tma_reduction wait_debugger warn_register_spill ws_normalization
     """.split()
 )
-"""Names of features that are off by default. Those that mean nothing to a target change nothing."""
+"""Names of features that are off by default. Those that mean nothing to a target change nothing.
+
+`deterministic_collectives`: ranks' floats are added in the order of the mesh, on every backend, so
+that equal inputs give equal bits. torch.use_deterministic_algorithms(True) asks for it, too.
+`float32_collectives`: ranks' 16-bit floats are added in float32 and rounded once, on every backend.
+On CPUs they always are.
+"""
 
 DISABLE_OPTIONS: Final = tuple(
     """
@@ -95,6 +102,9 @@ class Options:
         """Streams besides the caller's."""
         arguments = self.enable_arguments("number_of_streams")
         return int(arguments[0]) if arguments else DEFAULT_NUMBER_OF_STREAMS
+
+
+NO_OPTIONS: Final = Options()
 
 
 def _find(options: tuple[Option, ...], name: str, known: tuple[str, ...]) -> Option | None:

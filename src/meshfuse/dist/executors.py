@@ -2,69 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import final
 
 import torch
 
+from meshfuse.base.bounded import BoundedTable
 from meshfuse.base.errors import InvariantError, UserError
 from meshfuse.base.trace import Activity, Trace, Work
-from meshfuse.dist.collectives import CollectiveRequest
+from meshfuse.dist.bound_collectives import BoundCollective, SizedCollective
 from meshfuse.dist.communicator import Communicator
 from meshfuse.facts.refusal import Refusal
 from meshfuse.ir.axes import TensorName
-from meshfuse.ir.comm import AllGather, AllReduce, Communication, ReduceScatter
+from meshfuse.ir.comm import AllGather, AllReduce, Communication, Exchange, ReduceScatter
 from meshfuse.ir.program import Program
-from meshfuse.runtime.allocate import as_dense
 from meshfuse.runtime.evaluate_ops import Environment
 from meshfuse.runtime.executors import ALONE_IDS, Executor, ExecutorIds, bytes_of
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class BoundCollective:
-    """A collective over the ranks of `team`, from a tensor into an existing one.
-
-    Both lie in memory in `order` (tensor axes, slowest first); the axis that is gathered or
-    scattered is the slowest, so that each rank's block is one piece of memory.
-    """
-
-    number: int
-    collective: str
-    team: tuple[int, ...]
-    src: TensorName
-    out: TensorName
-    order: tuple[int, ...]
-    function: str | None
-    cause: str
-
-    def request(self, src: torch.Tensor, out: torch.Tensor) -> CollectiveRequest:
-        """Ready to post. A source that lies otherwise in memory is copied."""
-        return CollectiveRequest(
-            self.number,
-            self.collective,
-            self.team,
-            as_dense(src, self.order),
-            out,
-            self.function,
-            self.cause,
-        )
+MOST_SIZES = 64
+"""Sets of sizes for which an executor keeps what it asks for."""
 
 
 @final
 class CommunicationExecutor(Executor):
     """Runs one collective, into a buffer that exists."""
 
-    __slots__ = ("_collective", "work")
+    __slots__ = ("_collective", "_sized", "work")
 
     def __init__(self, ids: ExecutorIds = ALONE_IDS) -> None:
         self.ids = ids
         self._collective: BoundCollective | None = None
+        self._sized: BoundedTable[tuple[object, ...], SizedCollective] = BoundedTable(MOST_SIZES)
         self.work = Work("communication", "communication", ids.group)
 
     @staticmethod
     def supports(program: Program) -> Refusal | None:
-        """One all-gather, all-reduce or reduce-scatter, and nothing else.
+        """One all-gather, all-reduce, reduce-scatter or exchange, and nothing else.
 
         Raises UserError for a program in which communications and other operations are mixed: no
         executor has both, it must be cut into segments first.
@@ -77,7 +50,7 @@ class CommunicationExecutor(Executor):
                 "segment the program before choosing an executor"
             )
         for expr in exprs:
-            if not isinstance(expr, AllGather | AllReduce | ReduceScatter):
+            if not isinstance(expr, AllGather | AllReduce | ReduceScatter | Exchange):
                 name = type(expr).__name__
                 return Refusal("communication", f"{name} moves nothing", TensorName(expr.outs[0]))
         if len(exprs) != 1:
@@ -86,7 +59,7 @@ class CommunicationExecutor(Executor):
 
     def compile(self, collective: BoundCollective, trace: Trace | None = None) -> None:
         """Remember what to ask for: groups of ranks are formed when first used."""
-        name = f"{collective.collective} {collective.out}"
+        name = f"{collective.collective} {collective.out.name}"
         self.work = Work(name, "communication", self.ids.group)
         if trace is None:
             self._collective = collective
@@ -102,7 +75,8 @@ class CommunicationExecutor(Executor):
         bound = self._collective
         if bound is None:
             raise InvariantError("a communication runs before it is compiled")
-        request = bound.request(env.tensor(bound.src), env.tensor(bound.out))
+        src, out = env.tensor(bound.src.name), env.tensor(bound.out.name)
+        request = self._for_sizes(bound, env.sizes, out.device).request(src, out)
         if env.trace is None:
             Communicator.instance().run(request)
             return
@@ -110,3 +84,13 @@ class CommunicationExecutor(Executor):
             Communicator.instance().run(request)
             extent.device = str(request.out.device)
             extent.input_bytes, extent.output_bytes = request.bytes, bytes_of(request.out)
+
+    def _for_sizes(
+        self, bound: BoundCollective, sizes: Mapping[str, int], device: torch.device
+    ) -> SizedCollective:
+        key = (device, *sizes.items())
+        sized = self._sized.get(key)
+        if sized is None:
+            sized = bound.at(sizes, device)
+            self._sized.put(key, sized)
+        return sized

@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from meshfuse.base.dtypes import ITEM_BYTES, is_floating
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.options import NO_OPTIONS, Options
 from meshfuse.dist.executors import CommunicationExecutor
 from meshfuse.expr import IntExpr, free_symbols
 from meshfuse.facts.facts import Facts, facts_of
 from meshfuse.facts.layout import layout_of, local_bytes, without_single
+from meshfuse.facts.moved_parts import packing_reason, slices_in_place
 from meshfuse.host.dispatch import executor_class
 from meshfuse.host.lifetimes import with_early_posts, with_frees, with_waits
 from meshfuse.host.nodes import (
@@ -25,6 +28,7 @@ from meshfuse.host.nodes import (
     KernelName,
     Launch,
     Node,
+    Pick,
     View,
 )
 from meshfuse.host.sizes import (
@@ -38,8 +42,17 @@ from meshfuse.host.sizes import (
 )
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
-from meshfuse.ir.comm import AllGather, AllReduce, Communication, LocalSlice, ReduceScatter
+from meshfuse.ir.comm import (
+    AllGather,
+    AllReduce,
+    Communication,
+    Exchange,
+    LocalSlice,
+    ReduceScatter,
+)
+from meshfuse.ir.mesh import DeviceMesh
 from meshfuse.ir.ops import Broadcast, Cast, Expand, Expr, Permute, Reshape, Set, Squeeze
+from meshfuse.ir.ops_random import RandomSource
 from meshfuse.ir.printer import print_expr
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import MemoryType
@@ -59,15 +72,20 @@ class LoweredKernel:
     sizes: Mapping[IndexName, IntExpr]
 
 
-def lower_to_host(segmented: SegmentedProgram, kernels: Mapping[str, LoweredKernel]) -> HostProgram:
+def lower_to_host(
+    segmented: SegmentedProgram,
+    kernels: Mapping[str, LoweredKernel],
+    options: Options = NO_OPTIONS,
+) -> HostProgram:
     """The host program of a segmented program.
 
     `kernels` are by segment name; a segment that is no communication and has none is evaluated op
-    by op. Raises Unsupported for a size that no input gives.
+    by op. `options` say how ranks' terms are added. Raises Unsupported for a size that no input
+    gives.
     """
     program = segmented.program
     facts, fusion = facts_of(program), program.fusion
-    body = [*_scalar_sizes(program), *_lower_segments(segmented, facts, kernels)]
+    body = [*_scalar_sizes(program), *_lower_segments(segmented, facts, kernels, options)]
     outputs, copies = _lower_outputs(program, facts)
     launched = {KernelName(found.kernel.name): found.kernel for found in kernels.values()}
     body = list(with_waits([*with_early_posts(body, launched), *copies]))
@@ -91,6 +109,7 @@ def lower_to_host(segmented: SegmentedProgram, kernels: Mapping[str, LoweredKern
         kernels=launched,
         body=tuple(with_frees(body, kept)),
         coordinates=tuple(coordinates),
+        random=next((e for e in fusion.exprs if isinstance(e, RandomSource)), None),
     )
 
 
@@ -123,13 +142,16 @@ def _scalar_sizes(program: Program) -> Iterator[Evaluate]:
 
 
 def _lower_segments(
-    segmented: SegmentedProgram, facts: Facts, kernels: Mapping[str, LoweredKernel]
+    segmented: SegmentedProgram,
+    facts: Facts,
+    kernels: Mapping[str, LoweredKernel],
+    options: Options,
 ) -> Iterator[Node]:
     number = 0
     for segment in segmented.segments:
         if executor_class(segment.scheduler) is CommunicationExecutor:
             for expr in segment.program.fusion.exprs:
-                yield from lower_communication(segmented.program, facts, expr, number)
+                yield from lower_communication(segmented.program, facts, expr, number, options)
                 number += not isinstance(expr, LocalSlice)
         elif segment.name in kernels:
             yield from _lower_kernel(segmented.program, kernels[segment.name])
@@ -150,37 +172,64 @@ def _lower_kernel(program: Program, lowered: LoweredKernel) -> Iterator[Node]:
     )
 
 
-def lower_communication(program: Program, facts: Facts, expr: Expr, number: int) -> Iterator[Node]:
+def lower_communication(
+    program: Program, facts: Facts, expr: Expr, number: int, options: Options = NO_OPTIONS
+) -> Iterator[Node]:
     """The nodes of a communication, its buffer's among them; the wait is placed later."""
     if not isinstance(expr, Communication):
         raise InvariantError(f"{print_expr(expr)} stands in a communication segment")
     mesh = program.schedule(expr.src).mesh
     if mesh is None:
         raise InvariantError(f"{print_expr(expr)}: {expr.src} has no mesh")
-    match expr:
-        case LocalSlice(out, src, mesh_axis, axis):
-            yield View(out, src, axis, mesh, mesh_axis)
+    if isinstance(expr, LocalSlice):
+        if slices_in_place(program, expr):
+            yield View(expr.out, expr.src, expr.axis, mesh, expr.mesh_axis)
             return
-        case AllGather(axis=axis):
-            collective, blocks, function = Collective.all_gather, (expr.out, axis), None
-        case ReduceScatter(axis=axis, function=function):
-            collective, blocks = Collective.reduce_scatter, (expr.src, axis)
-        case AllReduce(function=function):
-            collective, blocks = Collective.all_reduce, None
+        yield _allocate(program, expr.out)
+        yield Pick(expr.out, expr.src, expr.axis, mesh, expr.mesh_axis)
+        return
+    yield _allocate(program, expr.out)
+    node = _post(program, facts, expr, number, mesh)
+    yield replace(node, in_team_order=_adds_in_team_order(program, node, options))
+
+
+def _adds_in_team_order(program: Program, node: Communicate, options: Options) -> bool:
+    dtype = program.tensor(node.src).dtype
+    if node.function != "sum" or not is_floating(dtype):
+        return False
+    is_half = ITEM_BYTES[dtype] == 2
+    return options.is_enabled("deterministic_collectives") or (
+        is_half and options.is_enabled("float32_collectives")
+    )
+
+
+def _post(
+    program: Program, facts: Facts, expr: Communication, number: int, mesh: DeviceMesh
+) -> Communicate:
+    mesh_axis, function, to_mesh = None, None, None
+    match expr:
+        case AllGather(mesh_axis=mesh_axis):
+            collective = Collective.all_gather
+        case ReduceScatter(mesh_axis=mesh_axis, function=function):
+            collective = Collective.reduce_scatter
+        case AllReduce(mesh_axis=mesh_axis, function=function):
+            collective = Collective.all_reduce
+        case Exchange():
+            collective, to_mesh = Collective.exchange, program.schedule(expr.out).mesh
         case _:
             raise InvariantError(f"{print_expr(expr)} is no collective of the host program")
-    _check_blocks(program, expr, blocks)
-    yield _allocate(program, expr.out)
-    yield Communicate(
+    return Communicate(
         expr.out,
         collective,
         expr.src,
         number,
         mesh,
-        expr.mesh_axis,
+        mesh_axis,
         local_bytes(program, expr.src),
         _cause(facts, expr),
         function,
+        None if to_mesh == mesh else to_mesh,
+        packed=not _is_straight(program, expr),
     )
 
 
@@ -188,22 +237,19 @@ def _allocate(program: Program, tensor: TensorName) -> Allocate:
     return Allocate(tensor, MemoryType.global_, local_bytes(program, tensor))
 
 
-def _check_blocks(
-    program: Program, expr: Communication, blocks: tuple[TensorName, int] | None
-) -> None:
-    """The ranks' blocks must lie one after the other, and each alike on both sides."""
+def _is_straight(program: Program, expr: Communication) -> bool:
+    """Whether the ranks' parts lie one after the other in memory, and each alike on both sides."""
+    if packing_reason(program, expr) is not None:
+        return False
     orders = [_order(program, tensor) for tensor in (expr.src, expr.out)]
-    if blocks is not None:
-        whole, axis = blocks
-        order = _order(program, whole)
-        if axis in order and order[0] != axis:
-            raise InvariantError(
-                f"{print_expr(expr)}: axis {axis} of {whole} must be the slowest in memory, whose "
-                f"order is {order}"
-            )
-        orders = [tuple(dim for dim in order if dim != axis) for order in orders]
-    if orders[0] != orders[1]:
+    if isinstance(expr, AllGather | ReduceScatter):
+        order = orders[isinstance(expr, AllGather)]  # of the side that has all parts
+        if expr.axis in order and order[0] != expr.axis:
+            return False
+        orders = [tuple(dim for dim in order if dim != expr.axis) for order in orders]
+    elif orders[0] != orders[1]:
         raise InvariantError(f"{print_expr(expr)}: the memory orders are {orders}")
+    return orders[0] == orders[1]
 
 
 def _order(program: Program, tensor: TensorName) -> tuple[int, ...]:

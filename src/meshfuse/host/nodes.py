@@ -18,6 +18,7 @@ from meshfuse.facts.sharding import Sharding
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 from meshfuse.ir.ops import Expr
+from meshfuse.ir.ops_random import RandomSource
 from meshfuse.ir.schedule import MemoryType
 from meshfuse.kernel.nodes import IndexName, Kernel
 
@@ -30,6 +31,7 @@ class Collective(Enum):
     all_gather = "all_gather"
     all_reduce = "all_reduce"
     reduce_scatter = "reduce_scatter"
+    exchange = "exchange"
 
 
 @final
@@ -118,11 +120,14 @@ class Evaluate:
 @final
 @dataclass(frozen=True, slots=True)
 class Communicate:
-    """Post a collective over the rank's team along `mesh_axis`.
+    """Post a collective over the rank's team along `mesh_axis`, or an exchange, which has none.
 
-    `out` may be read and `src` written after the Wait of this number. Both buffers are contiguous
-    in memory order, with the gathered or scattered axis slowest. `bytes` is what `src` holds on one
-    rank, `cause` the op that needed it.
+    `out` may be read and `src` written after the Wait of this number. What ranks send and receive
+    follows from the shardings of both. Where `packed` is not set, both buffers are contiguous in
+    memory order, with the gathered or scattered axis slowest. `mesh` is that of `src`, and of `out`
+    unless `to_mesh` says otherwise. `bytes` is what `src` holds on one rank, of the largest part
+    where they are uneven; `cause` is the op that needed it. With `in_team_order` sums are not left
+    to the backend: terms are added in the team's order, 16-bit floats in float32.
     """
 
     out: Out[TensorName]
@@ -130,10 +135,25 @@ class Communicate:
     src: TensorName
     number: int
     mesh: DeviceMesh
-    mesh_axis: ParallelType
+    mesh_axis: ParallelType | None
     bytes: IntExpr
     cause: str
     function: str | None = None
+    to_mesh: DeviceMesh | None = None
+    packed: bool = False
+    in_team_order: bool = False
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """All that may send or receive, in any team."""
+        return frozenset((*self.mesh.ids, *(self.to_mesh.ids if self.to_mesh else ())))
+
+    @property
+    def moves(self) -> bool:
+        """Whether ranks meet for it at all."""
+        if self.mesh_axis is None:
+            return len(self.ranks) > 1
+        return self.mesh.axis_size(self.mesh_axis) > 1
 
 
 @final
@@ -147,7 +167,8 @@ class Wait:
 @final
 @dataclass(frozen=True, slots=True)
 class View:
-    """`out` is block k of `src` along `axis`, k the rank's place on `mesh_axis`. Shares memory."""
+    """`out` is block k of `src` along `axis`, or every n-th of its indices from k on; k is the
+    rank's place on `mesh_axis`. Shares memory."""
 
     out: Out[TensorName]
     src: TensorName
@@ -156,8 +177,20 @@ class View:
     mesh_axis: ParallelType
 
 
-Node = Allocate | Free | Launch | Evaluate | Communicate | Wait | View
-NODES: tuple[type, ...] = (Allocate, Free, Launch, Evaluate, Communicate, Wait, View)
+@final
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Copy into `out` what the rank is to hold of `src` along `axis`, where no view is that."""
+
+    out: Out[TensorName]
+    src: TensorName
+    axis: int
+    mesh: DeviceMesh
+    mesh_axis: ParallelType
+
+
+Node = Allocate | Free | Launch | Evaluate | Communicate | Wait | View | Pick
+NODES: tuple[type, ...] = (Allocate, Free, Launch, Evaluate, Communicate, Wait, View, Pick)
 
 
 @final
@@ -263,7 +296,7 @@ class HostProgram:
 
     A scalar's name is a symbol, too. A symbol that several entries give is the first's that the
     rank has a part of. Every input's local sizes must equal its buffer's, once the symbols are
-    bound, and all of `demands` must hold.
+    bound, and all of `demands` must hold. `random` gives two scalars at each call, on all ranks alike.
     """
 
     inputs: tuple[TensorName | ScalarName, ...]
@@ -275,3 +308,4 @@ class HostProgram:
     kernels: Mapping[KernelName, Kernel]
     body: tuple[Node, ...]
     coordinates: tuple[Coordinate, ...] = ()
+    random: RandomSource | None = None

@@ -101,8 +101,8 @@ def _(
 ) -> None:
     (expr,) = program.fusion.exprs
     node = _communicate(program, expr, executor.ids.group)
-    order = buffer_of(program, node.src).memory_order
-    executor.compile(bind_collective(node, order, Communicator.instance().rank()))
+    src, out = buffer_of(program, node.src), buffer_of(program, node.out)
+    executor.compile(bind_collective(node, src, out, Communicator.instance().rank()))
 
 
 def _communicate(program: Program, expr: Expr, number: int) -> Communicate:

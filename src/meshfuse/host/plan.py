@@ -41,6 +41,7 @@ from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
 from meshfuse.runtime.arguments import Argument
 from meshfuse.runtime.evaluate_ops import Environment, Placed, run_expressions
+from meshfuse.runtime.random import RandomState
 
 MOST_PLANS = 256
 """Plans that an executable keeps."""
@@ -111,8 +112,8 @@ class Step(ABC):
 class Plan:
     """The steps of an executable, in order, for one set of sizes.
 
-    `results` has the global shape of each output, or of the input that it updates; all zeros on a
-    rank that has no part of it.
+    `results` has the global shape of each output, or of the input that it updates; all zeros where
+    a rank cannot know it, as it has no part.
     """
 
     actions: tuple[Action, ...]
@@ -134,6 +135,24 @@ class Names:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What a call draws: `draws` times of the generator of `device`, on all ranks of `team` alike.
+
+    Seed and offset go into two slots.
+    """
+
+    seed: int
+    offset: int
+    draws: int
+    team: tuple[int, ...]
+    device: torch.device
+
+    def bind(self, slots: Slots, random: RandomState) -> None:
+        slots[self.seed], slots[self.offset] = random.seed, random.offset
+
+
+@final
 class Executable:
     """A host program ready to run on one rank. Safe to use from several threads.
 
@@ -141,7 +160,7 @@ class Executable:
     `prologue`: the arithmetic on scalars that sizes depend on. `symbols`: what its sizes name.
     `evaluates`: operations run through torch. `sizes_are_scalars`: sizes depend on the values of
     scalars, too. `communications`: how many collectives this rank posts; `sequence` are those of
-    all ranks, None for a rank that exchanges nothing with others.
+    all ranks, None for a rank that exchanges nothing with others. `drawing`: of random numbers.
     """
 
     __slots__ = (
@@ -157,6 +176,7 @@ class Executable:
         "_symbols",
         "_tensors",
         "communications",
+        "drawing",
         "evaluates",
         "is_outside",
         "outputs",
@@ -176,8 +196,10 @@ class Executable:
         prologue: Sequence[Expr],
         steps: Sequence[Step],
         symbols: Sequence[str],
+        drawing: Drawing | None = None,
     ) -> None:
         self.program = program
+        self.drawing = drawing
         self.rank = rank
         self.is_outside = is_outside
         self.steps = tuple(steps)
@@ -193,7 +215,7 @@ class Executable:
         }
         known = {*symbols, *self._origins, *self._coordinates, *program.scalars}
         self._demands = tuple(d for d in program.demands if _names_only(d.extents, known))
-        self._results = _results_on(program, rank, known)
+        self._results = _results_on(program, known)
         expressions = _expressions(self._demands, self._inputs_here(), self._results, steps)
         self._symbols = tuple(dict.fromkeys(s.name for e in expressions for s in free_symbols(e)))
         self._symbols = tuple(dict.fromkeys((*symbols, *self._symbols)))
@@ -238,6 +260,28 @@ class Executable:
             self._plans.put(key, plan)
         return plan, slots
 
+    def sizes_of_inputs(self, inputs: Sequence[Argument]) -> dict[str, tuple[SizeOf, int]]:
+        """The global sizes that this rank's inputs say, if blocks are equal, and where."""
+        found: dict[str, tuple[SizeOf, int]] = {}
+        for name, size in self._origins.items():
+            tensor = inputs[self._names.slots[size.tensor]]
+            assert isinstance(tensor, torch.Tensor)
+            found[name] = (size, tensor.shape[size.axis] * size.factor)
+        return found
+
+    def result_shapes(
+        self, inputs: Sequence[Argument], given: Mapping[str, int] | None = None
+    ) -> tuple[tuple[int, ...], ...]:
+        """`Plan.results` of a call with these inputs. Raises as `start`."""
+        if not self.is_outside:
+            return self.start(inputs, given)[0].results
+        return tuple(
+            tuple(evaluate(e, given or {}) for e in extents)
+            if extents is not None and _names_only(extents, given or {})
+            else (0,) * ndim
+            for ndim, extents in self._results
+        )
+
     def _run_prologue(self, slots: Slots) -> None:
         names = self._names
         values = {name: slots[i] for name, i in names.slots.items() if slots[i] is not None}
@@ -281,9 +325,8 @@ class Executable:
     def _bind_symbols(self, slots: Slots, given: Mapping[str, int]) -> dict[str, int]:
         symbols: dict[str, int] = {name: slots[i] for name, i in self._scalars}
         symbols.update(self._coordinates)
-        for name, size in self._origins.items():
-            shape = slots[self._names.slots[size.tensor]].shape
-            symbols[name] = shape[size.axis] * size.factor
+        found = self.sizes_of_inputs(slots[: len(self.program.inputs)])
+        symbols.update((name, size) for name, (_, size) in found.items())
         symbols.update(given)
         for name in self._symbols:
             if name not in symbols:
@@ -341,13 +384,12 @@ def _origins_on(program: HostProgram, rank: int) -> dict[str, SizeOf]:
 
 
 def _results_on(
-    program: HostProgram, rank: int, known: Collection[str]
+    program: HostProgram, known: Collection[str]
 ) -> tuple[tuple[int, tuple[IntExpr, ...] | None], ...]:
     """Per output its number of axes and its global extents; None for what is not known here."""
     buffers = [program.buffers[o.alias or o.buffer] for o in program.outputs]
     return tuple(
-        (len(b.shape), b.extents if b.is_on(rank) and _names_only(b.extents, known) else None)
-        for b in buffers
+        (len(b.shape), b.extents if _names_only(b.extents, known) else None) for b in buffers
     )
 
 
@@ -357,11 +399,18 @@ def _names_only(extents: Iterable[IntExpr], known: Collection[str]) -> bool:
 
 def _sequence_of(program: HostProgram, rank: int) -> CommunicationSequence | None:
     posts = [node for node in program.body if isinstance(node, Communicate)]
-    moving = [node for node in posts if node.mesh.axis_size(node.mesh_axis) > 1]
-    team = {member for node in moving for member in node.mesh.ids}
+    moving = [node for node in posts if node.moves]
+    team = {member for node in moving for member in node.ranks}
     if rank not in team:
         return None
-    return CommunicationSequence.of(tuple(team), [print_node(node) for node in moving])
+    return CommunicationSequence.of(tuple(team), [_agreed_text(program, node) for node in moving])
+
+
+def _agreed_text(program: HostProgram, node: Communicate) -> str:
+    """All that a communication depends on but sizes; the same on every rank."""
+    sides = (program.buffers[node.src].sharding, program.buffers[node.out].sharding)
+    src, out = ("" if side is None else describe(side) for side in sides)
+    return f"{print_node(node)}, from {src} to {out}"
 
 
 def _expressions(

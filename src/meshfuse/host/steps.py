@@ -14,16 +14,19 @@ import torch
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.trace import Trace
 from meshfuse.codegen.source import KernelSource
-from meshfuse.dist.executors import BoundCollective, CommunicationExecutor
+from meshfuse.dist.bound_collectives import BoundCollective, BoundPart, PlacedTensor
+from meshfuse.dist.executors import CommunicationExecutor
 from meshfuse.expr import IntExpr
 from meshfuse.host.nodes import (
     Allocate,
     Communicate,
     Evaluate,
     Free,
+    HostBuffer,
     HostProgram,
     KernelName,
     Launch,
+    Pick,
     View,
     Wait,
 )
@@ -154,36 +157,46 @@ def _(node: Free, binding: Binding) -> Step:
 
 @final
 @dataclass(frozen=True, slots=True)
-class ViewStep(Step):
-    """Block `block` of `blocks` along an axis, whose length is the one extent."""
+class PartStep(Step):
+    """The part of `src` that the rank is to hold: a view of it, or copied into `out`."""
 
     out: int
     src: int
-    axis: int
-    block: int
-    blocks: int
+    part: BoundPart
+    copies: bool
+    device: torch.device
     extents: tuple[IntExpr, ...]
     traced: Traced | None = None
 
     def bind(self, sizes: Sizes) -> Action:
-        out, src, axis = self.out, self.src, self.axis
-        size = sizes.values[0] // self.blocks
-        start = self.block * size
+        out, src = self.out, self.src
+        region = self.part.region(sizes.symbols, self.device)
 
         def view(slots: Slots) -> None:
-            slots[out] = slots[src].narrow(axis, start, size)
+            slots[out] = region.read(slots[src])
 
-        return view
+        def copy(slots: Slots) -> None:
+            slots[out].copy_(region.read(slots[src]))
+
+        return copy if self.copies else view
 
 
 @bind_step.register
 def _(node: View, binding: Binding) -> Step:
-    block = node.mesh.coordinate(binding.rank, node.mesh_axis)
-    if block is None:
-        raise InvariantError(f"rank {binding.rank} holds no part of {node.out} on {node.mesh}")
+    return _bind_part(node, binding, copies=False)
+
+
+@bind_step.register
+def _(node: Pick, binding: Binding) -> Step:
+    return _bind_part(node, binding, copies=True)
+
+
+def _bind_part(node: View | Pick, binding: Binding, *, copies: bool) -> Step:
     out, src = binding.slots([node.out, node.src])
-    whole = binding.program.buffers[node.src].shape[node.axis]
-    return ViewStep(out, src, node.axis, block, node.mesh.axis_size(node.mesh_axis), (whole,))
+    buffers = binding.program.buffers
+    whole = buffers[node.src]
+    part = BoundPart(binding.rank, place(whole), place(buffers[node.out]), whole.extents)
+    return PartStep(out, src, part, copies, binding.device, part.all_extents)
 
 
 # Kernels.
@@ -363,11 +376,13 @@ class PostStep(Step):
     collective: BoundCollective
     src: int
     out: int
+    device: torch.device
     traced: Traced | None
-    extents: tuple[IntExpr, ...] = ()
+    extents: tuple[IntExpr, ...]
 
     def bind(self, sizes: Sizes) -> Action:
-        src, out, collective = self.src, self.out, self.collective
+        src, out = self.src, self.out
+        collective = self.collective.at(sizes.symbols, self.device)
 
         def post(slots: Slots) -> Post:
             return Post(collective.request(slots[src], slots[out]))
@@ -378,25 +393,39 @@ class PostStep(Step):
 @bind_step.register
 def _(node: Communicate, binding: Binding) -> Step:
     executor = CommunicationExecutor(binding.ids)
-    order = binding.program.buffers[node.src].memory_order
-    collective = bind_collective(node, order, binding.rank)
+    buffers = binding.program.buffers
+    collective = bind_collective(node, buffers[node.src], buffers[node.out], binding.rank)
     executor.compile(collective, binding.trace)
     src, out = binding.slots([node.src, node.out])
-    return PostStep(collective, src, out, Traced(executor.work, (src,), (out,), posts=True))
+    traced = Traced(executor.work, (src,), (out,), posts=True)
+    return PostStep(collective, src, out, binding.device, traced, collective.all_extents)
 
 
-def bind_collective(node: Communicate, order: tuple[int, ...], rank: int) -> BoundCollective:
-    """What `rank` asks for; `order` is the memory order of the source."""
+def bind_collective(
+    node: Communicate, src: HostBuffer, out: HostBuffer, rank: int
+) -> BoundCollective:
+    """What `rank` asks for, between these buffers."""
     return BoundCollective(
         number=node.number,
         collective=node.collective.value,
-        team=node.mesh.team(rank, node.mesh_axis),
-        src=node.src,
-        out=node.out,
-        order=order,
+        rank=rank,
+        mesh_axis=node.mesh_axis,
+        src=place(src),
+        out=place(out),
+        extents=src.extents,
+        order=src.memory_order,
         function=node.function,
         cause=node.cause,
+        is_packed=node.packed,
+        in_team_order=node.in_team_order,
     )
+
+
+def place(buffer: HostBuffer) -> PlacedTensor:
+    """A buffer as what moves between ranks."""
+    if buffer.sharding is None:
+        raise InvariantError(f"{buffer.name} moves between ranks, but has no mesh")
+    return PlacedTensor(buffer.name, buffer.sharding)
 
 
 @final

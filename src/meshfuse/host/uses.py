@@ -12,6 +12,7 @@ from meshfuse.host.nodes import (
     KernelName,
     Launch,
     Node,
+    Pick,
     View,
     Wait,
 )
@@ -30,7 +31,7 @@ def names_defined(node: Node) -> tuple[TensorName | ScalarName, ...]:
         case Evaluate(into, body):
             names = tuple(name for expr in body for name in expr.outs)
             return names if into is None else names[: -len(body[-1].outs)]
-        case Launch() | Communicate() | Wait() | Free():
+        case Launch() | Communicate() | Wait() | Free() | Pick():
             return ()
 
 
@@ -45,7 +46,7 @@ def names_written(
         case Launch(kernel, buffers):
             flags = [buffer.written for buffer in kernels[kernel].buffers]
             return tuple(name for name, out in zip(buffers, flags, strict=True) if out)
-        case Communicate(out):
+        case Communicate(out) | Pick(out):
             return (out,)
         case Evaluate(into) if into is not None:
             return (into,)
@@ -64,7 +65,7 @@ def names_needed(node: Node) -> tuple[TensorName | ScalarName, ...]:
             return (src,)
         case Launch(_, buffers, scalars):
             return tuple(dict.fromkeys((*buffers, *scalars)))
-        case Communicate(out, _, src):
+        case Communicate(out, _, src) | Pick(out, src):
             return (src, out)
         case Evaluate(into, body):
             return tuple(dict.fromkeys((*_names_read(body), *(() if into is None else (into,)))))

@@ -1,4 +1,4 @@
-"""Give communications the memory they want: contiguous, the gathered or scattered axis slowest."""
+"""Give straight communications the memory they want: contiguous, the axis that moves slowest."""
 
 from __future__ import annotations
 
@@ -17,10 +17,18 @@ from meshfuse.facts.layout import (
     local_bytes,
     without_single,
 )
+from meshfuse.facts.moved_parts import is_one_block, packing_reason, slices_in_place
 from meshfuse.facts.redistribute import COMMUNICATION_NAMES
 from meshfuse.facts.sharding import local_extents, sharding_of
 from meshfuse.ir.axes import TensorName
-from meshfuse.ir.comm import AllGather, AllReduce, Communication, LocalSlice, ReduceScatter
+from meshfuse.ir.comm import (
+    AllGather,
+    AllReduce,
+    Communication,
+    Exchange,
+    LocalSlice,
+    ReduceScatter,
+)
 from meshfuse.ir.ops import Expr, Set
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import with_exprs
@@ -39,15 +47,16 @@ def order_sharded_axes(program: Program) -> tuple[Program, tuple[Note, ...]]:
     T1 = all_gather(T0, mesh_x, 1), both row-major [m, n], T1 an output
     ->  T2 = set(T0), n slowest;  T3 = all_gather(T2, mesh_x, 1), n slowest;  T1 = set(T3)
 
-    An inner tensor takes the order of the communication that makes it. A local slice is a view: it
-    has the strides of what it slices, and a program output gets a copy of it.
+    An inner tensor takes the order of the communication that makes it. Parts that are no such piece
+    whatever the order are packed from any memory to any. A local slice is a view where it can be:
+    it has the strides of what it slices, and a program output gets a copy of it.
     """
     work = _Rewriting(program)
     for expr in program.fusion.exprs:
         match expr:
-            case LocalSlice():
+            case LocalSlice() if slices_in_place(program, expr):
                 _lay_out_slice(work, expr)
-            case AllGather() | AllReduce() | ReduceScatter():
+            case AllGather() | AllReduce() | ReduceScatter() | Exchange():
                 _lay_out_collective(work, expr)
             case _:
                 work.exprs.append(expr)
@@ -64,8 +73,17 @@ class _Rewriting:
     notes: list[Note] = field(default_factory=list[Note])
 
 
-def _lay_out_collective(work: _Rewriting, expr: AllGather | AllReduce | ReduceScatter) -> None:
-    """All collectives want contiguous buffers, and want the axis they gather or scatter slowest."""
+def _lay_out_collective(
+    work: _Rewriting, expr: AllGather | AllReduce | ReduceScatter | Exchange
+) -> None:
+    """Straight ones want contiguous buffers, and want the axis they gather or scatter slowest."""
+    reason = packing_reason(work.program, expr)
+    if reason is not None or isinstance(expr, Exchange):
+        larger = expr.src if isinstance(expr, ReduceScatter) else expr.out
+        size = str(local_bytes(work.program, larger))
+        work.notes.append(Note(STAGE, expr.out, "packed", f"{_kind(expr)}: {reason}", size))
+        work.exprs.append(expr)
+        return
     order = _wanted_order(work.program, expr)
     if not _lies_in(work.program, expr.src, order):
         expr = replace(expr, src=_copy_source(work, expr, order))
@@ -108,8 +126,11 @@ def _lay_out_slice(work: _Rewriting, expr: LocalSlice) -> None:
 
 def _view_layout(program: Program, expr: LocalSlice) -> Layout:
     layout, sizes = layout_of(program, expr.src), local_extents(program, expr.src)
-    flags = list(layout.contiguity)
-    for position in reversed(range(layout.order.index(expr.axis))):
+    flags, place = list(layout.contiguity), layout.order.index(expr.axis)
+    digits = sharding_of(program, expr.out).axes[expr.axis]
+    if not is_one_block(digits, expr.mesh_axis) and flags[place] is not None:
+        flags[place] = False  # the stride steps over what others hold
+    for position in reversed(range(place)):
         if flags[position] is not None and sizes[layout.order[position]] is not const(1):
             flags[position] = False
             break

@@ -1,0 +1,67 @@
+"""How the parts that ranks move lie in the tensors that they move between.
+
+Parts are straight where each is one piece of memory if the axis is the slowest there; all others
+are packed to be sent, whatever the memory order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshfuse.expr import is_const
+from meshfuse.facts.holdings import is_even
+from meshfuse.facts.sharding import Digit, Digits, sharding_of
+from meshfuse.ir.axes import TensorName
+from meshfuse.ir.comm import AllGather, Communication, Exchange, LocalSlice, ReduceScatter
+from meshfuse.ir.mesh import ParallelType
+from meshfuse.ir.program import Program
+
+
+def packing_reason(program: Program, expr: Communication) -> str | None:
+    """Why the parts of a collective cannot be straight; None if they can.
+
+    Those of symbolic size can: a call whose ranks hold unequal parts packs them.
+    """
+    match expr:
+        case Exchange():
+            return "ranks send one another pieces of any shape"
+        case AllGather(_, src, mesh_axis, axis):
+            return _unlike_blocks(program, src, mesh_axis, axis)
+        case ReduceScatter(out, _, mesh_axis, axis):
+            return _unlike_blocks(program, out, mesh_axis, axis)
+        case _:
+            return None
+
+
+def _unlike_blocks(
+    program: Program, name: TensorName, mesh_axis: ParallelType, axis: int
+) -> str | None:
+    digits = sharding_of(program, name).axes[axis]
+    extent = program.tensor(name).tensor_axes[axis].extent
+    if not is_one_block(digits, mesh_axis):
+        return f"axis {axis} of {name} is dealt out along {mesh_axis} in more than one piece a rank"
+    if is_const(extent) and not is_even(digits, extent):
+        return f"ranks hold unequal parts of axis {axis} of {name}"
+    return None
+
+
+def is_one_block(digits: Digits, mesh_axis: ParallelType) -> bool:
+    """Whether a rank's part follows on that of the rank before it: no local digit stands above."""
+    return all(digit.owner is not None for digit in _above(digits, mesh_axis))
+
+
+def is_every_nth(digits: Digits, mesh_axis: ParallelType) -> bool:
+    """Whether a rank has every n-th index of what the team has: no local digit stands below."""
+    below = digits[len(_above(digits, mesh_axis)) :]
+    return all(digit.owner is not None for digit in below)
+
+
+def slices_in_place(program: Program, expr: LocalSlice) -> bool:
+    """Whether a local slice is a view of its source."""
+    digits = sharding_of(program, expr.out).axes[expr.axis]
+    return is_one_block(digits, expr.mesh_axis) or is_every_nth(digits, expr.mesh_axis)
+
+
+def _above(digits: Digits, mesh_axis: ParallelType) -> Sequence[Digit]:
+    place = next(k for k, digit in enumerate(digits) if digit.owner == mesh_axis)
+    return digits[:place]
