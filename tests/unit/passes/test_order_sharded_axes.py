@@ -158,3 +158,53 @@ def test_an_output_is_no_view() -> None:
 def test_golden(golden: GoldenCheck) -> None:
     program, _, _ = passed(gather(1, [3, -1]))
     golden("order_sharded_axes", print_program(program))
+
+
+def parts(first: list[int], second: list[int] | None = None) -> Recorder:
+    """A set between two shardings of a [6, 8] tensor: `[6, 8]` split by these, bound where -1 is."""
+    recorder = Recorder()
+    x = recorder.input([6, 8])
+    y = recorder.add(build.set_, x)
+    recorder.output(y)
+    for tensor, factors in ((x, first), (y, second)):
+        recorder.replicate(LINE, tensor)
+        if factors is None:
+            continue
+        axis, factor, bound = factors
+        recorder.program = transforms.split(
+            recorder.program, tensor, axis, factor, inner_split=bound == axis + 1
+        )
+        recorder.bind(tensor, bound, X)
+    return recorder
+
+
+def test_cyclic_parts_are_packed_from_any_order_to_any() -> None:
+    _, texts, notes = passed(parts([1, 2, 2]))
+    assert texts == ["T1 = all_gather(T0, mesh_x, 1)"]
+    assert notes == [
+        "order_sharded_axes: T1: packed [192 bytes]: all_gather: axis 1 of T0 is dealt out along "
+        "mesh_x in more than one piece a rank"
+    ]
+
+
+def test_an_exchange_is_packed() -> None:
+    _, texts, notes = passed(parts([0, 2, 0], [1, 2, 1]))
+    assert texts == ["T1 = exchange(T0)"]
+    assert notes == [
+        "order_sharded_axes: T1: packed [96 bytes]: exchange: ranks send one another pieces of any "
+        "shape"
+    ]
+
+
+def test_a_cyclic_slice_is_a_view_whose_axis_has_a_stride_of_its_own() -> None:
+    recorder = Recorder()
+    x = recorder.input([3, 4])
+    y = recorder.pointwise("relu", x)
+    recorder.output(y)
+    recorder.replicate(LINE, x, y)
+    recorder.program = transforms.split(recorder.program, y, 1, 2, inner_split=True)
+    recorder.bind(y, 2, X)
+    program, texts, _ = passed(recorder)
+    assert texts == ["T2 = local_slice(T0, mesh_x, 1)", "T1 = relu(T2)"]
+    found = layout_of(program, TensorName("T2"))
+    assert found.contiguity == (False, False)
