@@ -11,6 +11,7 @@ import torch
 from meshfuse.api.constants import constant
 from meshfuse.api.devices import Device
 from meshfuse.api.executor_cache import FusionExecutorCache
+from meshfuse.api.frozen_program import GlobalSizes, given_sizes
 from meshfuse.api.fusion_view import FusionView
 from meshfuse.api.kernel_executor import KernelExecutor
 from meshfuse.api.ops import Operations
@@ -236,6 +237,7 @@ class FusionDefinition:
         print_repro: bool = False,
         profile: bool = False,
         save_repro_inputs: bool = False,
+        global_sizes: GlobalSizes | None = None,
         _enable_options: Sequence[str] = (),
         _disable_options: Sequence[str] = (),
     ) -> list[torch.Tensor]:
@@ -250,9 +252,12 @@ class FusionDefinition:
         `capture_debug_output`: what MESHFUSE_DUMP asks for goes to `get_debug_output()`, not to
         stdout. `print_repro`: print `repro_script_for(inputs)` first. `profile`: measure this call
         for `profile()`; runs `schedule()` again. `save_repro_inputs`: keep what `last_repro_script`
-        needs. `_enable_options` and `_disable_options` name options for this call, on top of those
-        in the environment (MESHFUSE_ENABLE, MESHFUSE_DISABLE). After `segment`, segments run one by
-        one, with `device` and `profile`.
+        needs. `global_sizes`: the global shapes of inputs, by number or view, where ranks hold
+        blocks of different sizes of an axis of size -1 (DistributedTensors say theirs); without
+        it, such a size is what this rank holds times the ranks. `_enable_options` and
+        `_disable_options` name options for this call, on top of those in the environment
+        (MESHFUSE_ENABLE, MESHFUSE_DISABLE). After `segment`, segments run one by one, with `device`
+        and `profile`.
         """
         if self.ke is not None:
             raise UserAssertionError(
@@ -268,7 +273,10 @@ class FusionDefinition:
             print(self.repro_script_for(inputs))
         if self.segments:
             whole = self._recording.program
-            outputs, measured = run_segments(self.segments, whole, inputs, device, profile)
+            given_sizes(self.fec.frozen_program(), global_sizes or {})
+            outputs, measured = run_segments(
+                self.segments, whole, inputs, device, profile, global_sizes
+            )
             self._segments_profile = measured if profile else self._segments_profile
             return outputs
         return self.fec.run(
@@ -279,6 +287,7 @@ class FusionDefinition:
             is_auto=override_user_schedule,
             profile=profile,
             capture=capture_debug_output,
+            global_sizes=global_sizes,
         )
 
     def manual_execute(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
@@ -13,7 +13,14 @@ from meshfuse.api.debug_output import debug_output, kernel_text, scheduled_text
 from meshfuse.api.devices import Device, read_device
 from meshfuse.api.dtensor_inputs import take_dtensor
 from meshfuse.api.explain import communications, explain_compilation, explain_definition
-from meshfuse.api.frozen_program import FrozenProgram, check_sharding, freeze_program
+from meshfuse.api.frozen_program import (
+    FrozenProgram,
+    GlobalSizes,
+    check_sharding,
+    freeze_program,
+    given_sizes,
+    note_global_shape,
+)
 from meshfuse.api.fusion_view import FusionView
 from meshfuse.api.hot_calls import (
     MOST_CALLS,
@@ -37,6 +44,7 @@ from meshfuse.dist.dtensor import is_dtensor
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.host.executors import run_executable
 from meshfuse.host.nodes import Communicate, HostProgram
+from meshfuse.host.plan import Executable
 from meshfuse.pipeline import USER, Compilation
 from meshfuse.runtime.arguments import (
     Argument,
@@ -52,11 +60,15 @@ from meshfuse.runtime.arguments import (
 @final
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The arguments of one call, checked, what runs on them, and the options it was made with."""
+    """The arguments of one call, checked, what runs on them, and the options it was made with.
+
+    `given` are global sizes that the caller or DistributedTensors among the inputs say, by symbol.
+    """
 
     arguments: list[Argument]
     prepared: Prepared
     options: Options
+    given: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @final
@@ -130,11 +142,14 @@ class FusionExecutorCache:
         inputs: Iterable[object],
         *,
         device: Device | None = None,
+        global_sizes: GlobalSizes | None = None,
         _enable_options: Sequence[str] = (),
         _disable_options: Sequence[str] = (),
     ) -> list[torch.Tensor]:
         """Run on this rank's inputs, as `FusionDefinition.execute` does."""
-        return self.run(inputs, device, _enable_options, _disable_options)
+        return self.run(
+            inputs, device, _enable_options, _disable_options, global_sizes=global_sizes
+        )
 
     def run(
         self,
@@ -146,6 +161,7 @@ class FusionExecutorCache:
         is_auto: bool = False,
         profile: bool = False,
         capture: bool = False,
+        global_sizes: GlobalSizes | None = None,
     ) -> list[torch.Tensor]:
         """Run on this rank's inputs: `FusionDefinition.execute`, of a program that is fixed.
 
@@ -158,24 +174,38 @@ class FusionExecutorCache:
         facts = None
         if profiler is None and device is None and not (enable or disable or capture):
             facts = self._facts_of_call(values, communicator, is_auto)
+        given = given_sizes(self.frozen_program(), global_sizes) if global_sizes else {}
+        if given and facts is not None:
+            facts = (*facts, *given.items())
         known = None if facts is None else self._hot_calls.get(facts)
         if known is not None:
             return self._run_again(known, known.take(values), communicator)
         self._check_ranks(communicator)
         trace = None if profiler is None else profiler.trace
         bound = self.bind(
-            values, communicator.rank(), device, enable, disable, is_auto, profile, trace, capture
+            values,
+            communicator.rank(),
+            device,
+            enable,
+            disable,
+            is_auto,
+            profile,
+            trace,
+            capture,
+            given,
         )
         executor = bound.prepared.compiled.executor
-        outputs = executor.run(bound.arguments, communicator, trace)
+        outputs = executor.run(bound.arguments, communicator, trace, bound.given)
         if profiler is not None:
             measured = profiler.finish(executor.ids.fusion, bound.arguments, outputs)
             self._profile = measured if profile else self._profile
         self._debug_output = self._dump(bound) if capture else None
-        results = self.deliver(bound.prepared, outputs)
+        executable = executor.compile(communicator.rank())
+        results = self.deliver(bound, outputs, executable)
         if facts is not None:
-            executable = executor.compile(communicator.rank())
-            call = remember_call(values, bound.arguments, bound.prepared, executable, results)
+            call = remember_call(
+                values, bound.arguments, bound.prepared, executable, results, bound.given
+            )
             if call is not None:
                 self._hot_calls.put(facts, call)
         return results
@@ -187,12 +217,13 @@ class FusionExecutorCache:
         facts = facts_of_inputs(inputs)
         if facts is None or not self.frozen_program().meshes:
             return None if facts is None else (is_auto, facts)
-        return (is_auto, communicator.rank(), communicator.size(), facts)
+        order = torch.are_deterministic_algorithms_enabled()
+        return (is_auto, order, communicator.rank(), communicator.size(), facts)
 
     def _run_again(
         self, call: HotCall, arguments: list[Argument], communicator: Communicator
     ) -> list[torch.Tensor]:
-        results = run_executable(call.executable, arguments, communicator)
+        results = run_executable(call.executable, arguments, communicator, given=call.given)
         self._last = call.prepared
         self._debug_output = None
         return call.give(results)
@@ -208,17 +239,18 @@ class FusionExecutorCache:
         redo: bool = False,
         trace: Trace | None = None,
         capture: bool = False,
+        given: Mapping[str, int] | None = None,
     ) -> Bound:
         """Check one rank's inputs and find, or make, the program compiled for them.
 
-        `is_auto` passes over the user's schedule, `redo` asks for it again. What options dump of a
-        program is printed when it is compiled, unless the caller captures it.
+        `given`: global sizes by symbol, beside those that the inputs say. `is_auto` passes over the
+        user's schedule, `redo` asks for it again. What options dump of a program is printed when it
+        is compiled, unless the caller captures it.
         """
         frozen = self.frozen_program()
-        options = frozen.options
-        if enable or disable:
-            options = with_options(options, enable, disable)
-        arguments, where = self._arguments(frozen, inputs, rank, device)
+        options = _options_of_call(frozen, enable, disable)
+        sizes = dict(given or {})
+        arguments, where = self._arguments(frozen, inputs, rank, device, sizes)
         is_scheduled = self._user_schedules is not None and not is_auto
         key = CallKey(signature_of(arguments), str(where), options, is_scheduled)
         prepared = self._prepared.get(key)
@@ -226,7 +258,7 @@ class FusionExecutorCache:
             prepared = self._prepare(frozen, key, where, redo, trace)
             if options.dump and not capture:
                 print(self._dump(Bound(arguments, prepared, options)), end="")
-        return Bound(arguments, prepared, options)
+        return Bound(arguments, prepared, options, sizes)
 
     def has_run(self) -> bool:
         """Whether any call has been answered."""
@@ -241,7 +273,8 @@ class FusionExecutorCache:
             where = read_device(device) or torch.device("cpu")
             signature = declared_signature(frozen.expected, str(where))
             is_scheduled = self._user_schedules is not None
-            key = CallKey(signature, str(where), frozen.options, is_scheduled)
+            options = _options_of_call(frozen, (), ())
+            key = CallKey(signature, str(where), options, is_scheduled)
             prepared = self._prepare(frozen, key, where, redo=False, trace=None)
         prepared.compiled.executor.compile(rank)
 
@@ -251,23 +284,35 @@ class FusionExecutorCache:
         inputs: Iterable[object],
         rank: int,
         device: Device | None,
+        given: dict[str, int],
     ) -> tuple[list[Argument], torch.device]:
-        """One rank's inputs, checked, and the device that the program runs on."""
+        """One rank's inputs, checked, and the device that the program runs on.
+
+        The global sizes that they say are added to `given`.
+        """
         flat: list[Argument | complex] = []
         for value in flatten_inputs(inputs):
-            flat.append(self._take(frozen, len(flat), value))
+            flat.append(self._take(frozen, len(flat), value, rank, given))
         wanted = read_device(device)
         if frozen.meshes and all(rank not in mesh.ids for mesh in frozen.meshes):
             arguments = [value for value in flat if not isinstance(value, complex)]
             where = torch.device("cpu") if wanted is None else wanted
         else:
-            arguments, where = check_arguments(frozen.expected, flat, wanted)
+            arguments, where = check_arguments(frozen.expected, flat, wanted, rank)
         return arguments, where
 
-    def deliver(self, prepared: Prepared, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def deliver(
+        self, bound: Bound, outputs: Sequence[torch.Tensor], executable: Executable
+    ) -> list[torch.Tensor]:
         """The outputs as users get them. The call becomes the most recent one."""
-        self._last = prepared
-        return [wrap_result(*pair) for pair in zip(outputs, prepared.outputs, strict=True)]
+        self._last = bound.prepared
+        if not self.frozen_program().meshes:
+            return [value.detach() if value.requires_grad else value for value in outputs]
+        program = executable.program
+        shapes = executable.result_shapes(bound.arguments, bound.given)
+        shown = [s for s, o in zip(shapes, program.outputs, strict=True) if o.alias is None]
+        placed = zip(outputs, bound.prepared.outputs, shown, strict=True)
+        return [wrap_result(*result) for result in placed]
 
     # Answers about any call.
 
@@ -371,17 +416,27 @@ class FusionExecutorCache:
                 )
 
     def _take(
-        self, frozen: FrozenProgram, position: int, value: Argument | complex
+        self,
+        frozen: FrozenProgram,
+        position: int,
+        value: Argument | complex,
+        rank: int,
+        given: dict[str, int],
     ) -> Argument | complex:
         """One argument as kernels take it: DistributedTensors and DTensors by their shards, none
-        with grad."""
+        with grad. Their global sizes are added to `given`.
+        """
         if not isinstance(value, torch.Tensor):
             return value
         requires_grad = value.requires_grad
         if is_dtensor(value):
+            note_global_shape(frozen, position, value.shape, given, f"input {position}")
             value = take_dtensor(frozen, position, value)
         elif isinstance(value, DistributedTensor):
             check_sharding(frozen, position, value)
+            if rank in value.mesh.ids:
+                shape = value.global_shape
+                note_global_shape(frozen, position, shape, given, f"input {position}")
             value = value.local
         if not requires_grad:
             return value
@@ -428,9 +483,10 @@ class FusionExecutorCache:
         if self._frozen is None:
             return None
         rank = Communicator.instance().rank()
-        arguments, where = self._arguments(self._frozen, inputs, rank, device)
+        arguments, where = self._arguments(self._frozen, inputs, rank, device, {})
         is_scheduled = self._user_schedules is not None
-        key = CallKey(signature_of(arguments), str(where), self._frozen.options, is_scheduled)
+        options = _options_of_call(self._frozen, (), ())
+        key = CallKey(signature_of(arguments), str(where), options, is_scheduled)
         return self._prepared.get(key)
 
     def _compilation_for(self, inputs: Iterable[object], device: Device | None) -> Compilation:
@@ -446,3 +502,13 @@ class FusionExecutorCache:
 
 def _leave_as_it_is() -> None:
     """The schedule of a program that is scheduled already."""
+
+
+def _options_of_call(
+    frozen: FrozenProgram, enable: Sequence[str], disable: Sequence[str]
+) -> Options:
+    """The definition's options with those of one call, and what torch is told to do."""
+    options = frozen.options
+    if frozen.meshes and torch.are_deterministic_algorithms_enabled():
+        options = with_options(options, ["deterministic_collectives"])
+    return with_options(options, enable, disable) if enable or disable else options

@@ -6,7 +6,7 @@ Whatever is unusual has no facts, and goes the long way: there errors are made a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -32,7 +32,8 @@ class HotCall:
 
     By position: `shards` are DistributedTensors, `detached` tensors that require grad, `reals`
     numbers that must be floats. `outputs` has the shardings of results on a mesh, None for plain
-    ones. `kept` are shardings that the facts know by identity, which is theirs while they live.
+    ones, with their global shapes. `given` are the global sizes that the caller says. `kept` are
+    shardings that the facts know by identity, which is theirs while they live.
     """
 
     prepared: Prepared
@@ -40,8 +41,9 @@ class HotCall:
     shards: tuple[int, ...]
     detached: tuple[int, ...]
     reals: tuple[int, ...]
-    outputs: tuple[Sharding | None, ...]
+    outputs: tuple[tuple[Sharding, tuple[int, ...]] | None, ...]
     is_plain: bool
+    given: Mapping[str, int]
     kept: tuple[Sharding, ...]
 
     def take(self, inputs: Sequence[Any]) -> list[Argument]:
@@ -60,8 +62,8 @@ class HotCall:
         if self.is_plain:
             return results
         return [
-            result if sharding is None else DistributedTensor.of_checked(result, sharding)
-            for result, sharding in zip(results, self.outputs, strict=True)
+            result if placed is None else DistributedTensor.of_checked(result, *placed)
+            for result, placed in zip(results, self.outputs, strict=True)
         ]
 
 
@@ -84,7 +86,14 @@ def facts_of_inputs(inputs: Sequence[Any]) -> Facts | None:
             if value.requires_grad or value.is_neg():
                 return None
             facts.append(
-                (value.shape, value.stride(), value.dtype, value.device, id(value.sharding))
+                (
+                    value.shape,
+                    value.stride(),
+                    value.dtype,
+                    value.device,
+                    id(value.sharding),
+                    value.global_shape,
+                )
             )
         elif kind is int:
             if not -_INT64_LIMIT <= value < _INT64_LIMIT:
@@ -103,15 +112,17 @@ def remember_call(
     prepared: Prepared,
     executable: Executable,
     results: Sequence[torch.Tensor],
+    given: Mapping[str, int],
 ) -> HotCall | None:
     """A call that has facts, as it went: its inputs, what became of them, and its results.
 
     None where results are shards whose sizes depend on the values of numbers.
     """
-    shardings = tuple(
-        result.sharding if isinstance(result, DistributedTensor) else None for result in results
+    outputs = tuple(
+        (result.sharding, result.global_shape) if isinstance(result, DistributedTensor) else None
+        for result in results
     )
-    if any(shardings) and executable.sizes_are_scalars:
+    if any(outputs) and executable.sizes_are_scalars:
         return None
     tensors = [(i, value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     shards = [(i, value) for i, value in tensors if isinstance(value, DistributedTensor)]
@@ -125,7 +136,8 @@ def remember_call(
             for i, (value, taken) in enumerate(zip(inputs, arguments, strict=True))
             if isinstance(taken, float) and not isinstance(value, float)
         ),
-        shardings,
-        not any(shardings),
+        outputs,
+        not any(outputs),
+        given,
         tuple(value.sharding for _, value in shards),
     )

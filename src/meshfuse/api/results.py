@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from meshfuse.api.mesh import DeviceMesh
 from meshfuse.api.sharding import Sharding
+from meshfuse.dist.shard import number_digits
 from meshfuse.dist.tensor import DistributedTensor
-from meshfuse.expr import IntExpr, const, const_value
 from meshfuse.facts import sharding as facts
-from meshfuse.facts.sharding import Digit, Digits
 
 
-def wrap_result(local: torch.Tensor, sharding: facts.Sharding) -> torch.Tensor:
-    """`local` itself, without grad, or a DistributedTensor over it where it lies on a mesh."""
+def wrap_result(
+    local: torch.Tensor, sharding: facts.Sharding, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """`local` itself, without grad, or a DistributedTensor over it where it lies on a mesh.
+
+    `shape` is the global one; extents of the sharding are numbered by it.
+    """
     local = local.detach() if local.requires_grad else local
     if sharding.mesh is None:
         return local
-    axes = tuple(
-        _with_size(digits, size) for digits, size in zip(sharding.axes, local.shape, strict=True)
-    )
-    return DistributedTensor(local, facts.Sharding(sharding.mesh, axes, sharding.partial))
-
-
-def _with_size(digits: Digits, size: int) -> Digits:
-    """Digits in numbers, given the local size. At most one local digit is symbolic.
-
-    [mesh_x{2}, i0 // 2] with 5  ->  [mesh_x{2}, 5]
-    """
-    known = [const_value(digit.extent) for digit in digits if digit.owner is None]
-    others = math.prod(extent for extent in known if extent is not None)
-    rest = const(size // others if others else 0)
-
-    def numbered(digit: Digit) -> IntExpr:
-        return digit.extent if const_value(digit.extent) is not None else rest
-
-    return tuple(Digit(numbered(digit), digit.owner) for digit in digits)
+    return DistributedTensor(local, number_digits(sharding, shape), shape)
 
 
 def public_sharding(sharding: facts.Sharding) -> Sharding | None:

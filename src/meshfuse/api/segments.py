@@ -8,13 +8,17 @@ from typing import final
 
 import torch
 
-from meshfuse.api.devices import Device
+from meshfuse.api.devices import Device, read_device
 from meshfuse.api.executor_cache import FusionExecutorCache
+from meshfuse.api.frozen_program import GlobalSizes
 from meshfuse.api.fusion_view import FusionView
 from meshfuse.api.profiling import FusionProfile, merge_profiles
 from meshfuse.api.recording import Recording
 from meshfuse.base.errors import Unsupported, UserError
+from meshfuse.dist.communicator import Communicator
+from meshfuse.dist.random_states import draw_alike
 from meshfuse.dist.tensor import DistributedTensor
+from meshfuse.ir.ops_random import RandomSource
 from meshfuse.ir.printer import print_program
 from meshfuse.ir.program import Program
 from meshfuse.runtime.arguments import Argument, flatten_inputs
@@ -35,10 +39,15 @@ class DefinitionSegment:
     fec: FusionExecutorCache
 
     def execute(
-        self, inputs: Iterable[object], *, device: Device | None = None, profile: bool = False
+        self,
+        inputs: Iterable[object],
+        *,
+        device: Device | None = None,
+        profile: bool = False,
+        global_sizes: GlobalSizes | None = None,
     ) -> list[torch.Tensor]:
         """Run it alone, on this rank's values of the inputs that its text names."""
-        return self.fec.run(inputs, device, profile=profile)
+        return self.fec.run(inputs, device, profile=profile, global_sizes=global_sizes)
 
     def __repr__(self) -> str:
         return f"# {self.name}: {self.scheduler}\n{print_program(self.program)}"
@@ -72,27 +81,55 @@ def run_segments(
     inputs: Iterable[object],
     device: Device | None,
     profile: bool,
+    global_sizes: GlobalSizes | None = None,
 ) -> tuple[list[torch.Tensor], FusionProfile | None]:
-    """The outputs of the whole program, segment by segment, and with `profile` what that took."""
+    """The outputs of the whole program, segment by segment, and with `profile` what that took.
+
+    `global_sizes` are those of `execute`.
+    """
     flat = flatten_inputs(inputs)
     names = whole.fusion.inputs
     if len(flat) != len(names):
         raise UserError(f"expected {len(names)} inputs ({', '.join(names)}), but got {len(flat)}")
     values: dict[str, Argument | complex] = dict(zip(names, flat, strict=True))
     results = {name: v for name, v in values.items() if isinstance(v, torch.Tensor)}
+    values.update(_draw(whole, results.values(), device))
+    shapes: dict[str, Sequence[int]] = {
+        names[key] if isinstance(key, int) else key.name: shape
+        for key, shape in (global_sizes or {}).items()
+    }
     profiles: list[FusionProfile] = []
     for segment in segments:
         fusion = segment.program.fusion
+        known = {k: shapes[name] for k, name in enumerate(fusion.inputs) if name in shapes}
         made = segment.execute(
-            [values[name] for name in fusion.inputs], device=device, profile=profile
+            [values[name] for name in fusion.inputs],
+            device=device,
+            profile=profile,
+            global_sizes=known,
         )
         for output, value in zip(fusion.outputs, made, strict=True):
             values[output.tensor] = value.local if isinstance(value, DistributedTensor) else value
             results[output.tensor] = value
+            if isinstance(value, DistributedTensor):
+                shapes[output.tensor] = value.global_shape
         if profile:
             profiles.append(_named(segment.fec.profile(), segment.name))
     outputs = [results[output.tensor] for output in whole.fusion.outputs]
     return outputs, merge_profiles(profiles) if profile else None
+
+
+def _draw(whole: Program, inputs: Iterable[torch.Tensor], device: Device | None) -> dict[str, int]:
+    """Seed and offset of the call's random numbers, which all segments read."""
+    source = next((e for e in whole.fusion.exprs if isinstance(e, RandomSource)), None)
+    if source is None:
+        return {}
+    places = [x.device for x in inputs if x.dim() > 0]
+    where = read_device(device) or next(iter(places), torch.device("cpu"))
+    meshes = [s.mesh for s in whole.schedules.values() if s.mesh is not None]
+    team = tuple(sorted({rank for mesh in meshes for rank in mesh.ids}))
+    state = draw_alike(Communicator.instance(), team, where, source.draws)
+    return {source.seed: state.seed, source.offset: state.offset}
 
 
 def _named(profile: FusionProfile, segment: str) -> FusionProfile:

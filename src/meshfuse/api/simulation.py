@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
 
 from meshfuse.api.definition import FusionDefinition
 from meshfuse.api.executor_cache import Bound
-from meshfuse.api.frozen_program import FrozenProgram
+from meshfuse.api.frozen_program import (
+    FrozenProgram,
+    GlobalSizes,
+    given_sizes,
+    note_global_shape,
+)
 from meshfuse.api.results import wrap_result
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.dist.shard import shard_tensor
 from meshfuse.host import simulate as driver
+from meshfuse.host.plan import Executable
 from meshfuse.runtime.arguments import flatten_inputs
 
 _MOST_RANKS = 1 << 16
@@ -36,13 +43,14 @@ def simulate(
     *,
     per_rank: bool = False,
     ranks: int | None = None,
+    global_sizes: GlobalSizes | None = None,
 ) -> SimulatedResults:
     """Run a definition as every rank of its meshes, in this process.
 
     `inputs` are global: each rank gets a copy of its shard. With `per_rank`, `inputs[rank]` is what
     that rank would pass to `execute`, used as it is. `ranks` is the size of the job, by default as
-    large as the meshes need. Collectives are checked: ranks that disagree, a missing wait or a
-    deadlock raise CommunicationError.
+    large as the meshes need. `global_sizes` are those of `execute`, for `per_rank`. Collectives
+    are checked: ranks that disagree, a missing wait or a deadlock raise CommunicationError.
     """
     if not isinstance(fd, FusionDefinition):
         raise UserTypeError(f"simulate({fd!r}, inputs): takes a FusionDefinition first")
@@ -50,16 +58,51 @@ def simulate(
     frozen = fd.fec.frozen_program()
     count = _count_ranks(frozen, ranks)
     _check_per_rank(inputs, per_rank, count)
+    given = _sizes_of(frozen, inputs, per_rank, global_sizes)
     bound = [
-        fd.fec.bind(inputs[rank] if per_rank else _shards(frozen, inputs, rank), rank)
+        fd.fec.bind(inputs[rank] if per_rank else _shards(frozen, inputs, rank), rank, given=given)
         for rank in range(count)
     ]
+    given = _merge_sizes(bound)
+    bound = [replace(b, given=given) for b in bound]
     executables = {rank: b.prepared.compiled.executor.compile(rank) for rank, b in enumerate(bound)}
-    outputs = driver.simulate(executables, {rank: b.arguments for rank, b in enumerate(bound)})
+    arguments = {rank: b.arguments for rank, b in enumerate(bound)}
+    outputs = driver.simulate(executables, arguments, given)
     return SimulatedResults(
-        [fd.fec.deliver(b.prepared, outputs[rank]) for rank, b in enumerate(bound)],
-        [_updated(b) for b in bound],
+        [fd.fec.deliver(b, outputs[rank], executables[rank]) for rank, b in enumerate(bound)],
+        [_updated(b, executables[rank]) for rank, b in enumerate(bound)],
     )
+
+
+def _sizes_of(
+    frozen: FrozenProgram,
+    inputs: Sequence[Any],
+    per_rank: bool,
+    global_sizes: GlobalSizes | None,
+) -> dict[str, int]:
+    """The global sizes by symbol: those of the inputs, where they are global."""
+    given = given_sizes(frozen, global_sizes) if global_sizes else {}
+    if per_rank or not frozen.meshes:
+        return given
+    for position, value in enumerate(flatten_inputs(inputs)):
+        want = frozen.shardings[position] if position < len(frozen.shardings) else None
+        if isinstance(value, torch.Tensor) and want and value.ndim == len(want.axes):
+            note_global_shape(frozen, position, value.shape, given, f"simulate: input {position}")
+    return given
+
+
+def _merge_sizes(bound: Sequence[Bound]) -> dict[str, int]:
+    """What all ranks say of global sizes. UserError where two of them disagree."""
+    seen: dict[str, tuple[int, int]] = {}
+    for rank, one in enumerate(bound):
+        for name, size in one.given.items():
+            other, found = seen.setdefault(name, (rank, size))
+            if found != size:
+                raise UserError(
+                    f"simulate: ranks {other} and {rank} disagree on the global size {name}: "
+                    f"{found} and {size}"
+                )
+    return {name: size for name, (_, size) in seen.items()}
 
 
 def _check_per_rank(inputs: Sequence[Any], per_rank: bool, count: int) -> None:
@@ -102,11 +145,14 @@ def _shards(frozen: FrozenProgram, inputs: Sequence[Any], rank: int) -> list[obj
     return flat
 
 
-def _updated(bound: Bound) -> list[torch.Tensor]:
+def _updated(bound: Bound, executable: Executable) -> list[torch.Tensor]:
     """One rank's inputs that were updated in place, in the order of their outputs."""
+    shapes = executable.result_shapes(bound.arguments, bound.given)
+    outputs = zip(shapes, executable.program.outputs, strict=True)
+    aliased = [shape for shape, output in outputs if output.alias is not None]
     found: list[torch.Tensor] = []
-    for position, sharding in bound.prepared.updates:
+    for (position, sharding), shape in zip(bound.prepared.updates, aliased, strict=True):
         value = bound.arguments[position]
         assert isinstance(value, torch.Tensor)
-        found.append(wrap_result(value, sharding))
+        found.append(wrap_result(value, sharding, shape))
     return found

@@ -12,6 +12,7 @@ import torch
 from meshfuse.api.fusion_view import FusionView
 from meshfuse.base.dtypes import REDUCED_FLOATS, DataType, is_floating
 from meshfuse.base.errors import UserAssertionError, UserError
+from meshfuse.dist.communicator import Communicator
 from meshfuse.expr import IntExpr, evaluate
 from meshfuse.host.sizes import size_symbols
 from meshfuse.ir.axes import AxisKind, TensorName
@@ -92,7 +93,8 @@ def reference_outputs(program: Program, args: Sequence[Argument]) -> list[torch.
 
 
 def _bind(program: Program, args: Iterable[object]) -> list[Argument]:
-    return check_arguments(expected_inputs(program), flatten_inputs(args))[0]
+    rank = Communicator.instance().rank()
+    return check_arguments(expected_inputs(program), flatten_inputs(args), rank=rank)[0]
 
 
 def _check(
@@ -148,7 +150,7 @@ def _tolerances(program: Program, args: Sequence[Argument]) -> list[Tolerance]:
 
 
 def _sizes_of(program: Program, args: Sequence[Argument]) -> Mapping[str, int]:
-    """The values of the sizes' symbols: global ones."""
+    """The values of the sizes' symbols: global ones, if all ranks hold as much as this one."""
     values = dict(zip(program.fusion.inputs, args, strict=True))
     sizes: dict[str, int] = {n: value for n, value in values.items() if isinstance(value, int)}
     for size in size_symbols(program):

@@ -9,17 +9,31 @@ import torch
 from meshfuse.base.errors import UserError
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.communicator import Communicator
-from meshfuse.runtime.random import RandomState
+from meshfuse.runtime.random import RandomState, draw_state
 
 _NUMBER: Final = -2
 """In place of a number in the host program."""
 
 
-def compare_states(communicator: Communicator, team: tuple[int, ...], state: RandomState) -> None:
-    """Raise UserError, on all ranks of `team`, if two of them are about to draw other numbers.
+def draw_alike(
+    communicator: Communicator, team: tuple[int, ...], device: torch.device, draws: int
+) -> RandomState:
+    """The state of a call that draws, from torch's generator of `device`.
 
-    Each would make a mask of its own of what should be parts of one. It takes 16 bytes of every
-    rank at each call that draws: anybody may move a generator between two calls, and a rank whose
+    All ranks of `team` call this, and no collective of theirs is under way. A rank outside draws,
+    too: its generator is to stay where the others' are. Raises UserError on all ranks of the team
+    if two of them have drawn differently; no group is broken by that.
+    """
+    state = draw_state(device, draws)
+    if len(team) > 1 and communicator.rank() in team:
+        _compare(communicator, team, state)
+    return state
+
+
+def _compare(communicator: Communicator, team: tuple[int, ...], state: RandomState) -> None:
+    """Each would make a mask of its own of what should be parts of one.
+
+    It takes 16 bytes of every rank at each call that draws: anybody may move a generator between two calls, and a rank whose
     generator did not move cannot know whether another's did. To broadcast one rank's seed would
     cost as much, and hide that programs which draw by other means go different ways. CPU tensors
     also where the program runs on GPUs: the host is to compare, without waiting for a device.

@@ -1,56 +1,24 @@
 """Cutting a global tensor into the parts that ranks hold, and putting it together again.
 
-A sharding sees each tensor axis as digits of its index, most significant first. Cutting views the
-tensor with one dim per digit and picks, on each dim that a mesh axis owns, this rank's coordinate.
+A rank holds all combinations of the indices that it has of each axis (facts/holdings.py): blocks,
+cycles, strided pieces, several mesh axes on one tensor axis, blocks that are shorter or empty.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.dist.collectives import reduce_blocks
-from meshfuse.expr import const_value
-from meshfuse.facts.sharding import Digits, Sharding, describe
+from meshfuse.dist.packing import Region
+from meshfuse.expr import ceildiv, const, const_value
+from meshfuse.facts.holdings import Runs, held
+from meshfuse.facts.sharding import Digit, Digits, Sharding, describe
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _DigitView:
-    """A tensor of `shape` seen with one dim per digit: sizes, and per dim the mesh axis that owns
-    it."""
-
-    shape: tuple[int, ...]
-    sizes: tuple[tuple[int, ...], ...]
-    owners: tuple[tuple[ParallelType | None, ...], ...]
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` with one dim per digit. A view, whatever its strides."""
-        for axis in reversed(range(len(self.shape))):
-            tensor = tensor.unflatten(axis, self.sizes[axis])
-        return tensor
-
-    def index(self, coordinates: Mapping[ParallelType, int]) -> tuple[int | slice, ...]:
-        """Picks from the view what the rank with these coordinates holds."""
-        return tuple(
-            slice(None) if owner is None else coordinates[owner]
-            for owners in self.owners
-            for owner in owners
-        )
-
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        return tuple(
-            math.prod(n for n, owner in zip(sizes, owners, strict=True) if owner is None)
-            for sizes, owners in zip(self.sizes, self.owners, strict=True)
-        )
 
 
 def shard_tensor(tensor: torch.Tensor, sharding: Sharding, rank: int) -> torch.Tensor:
@@ -59,19 +27,13 @@ def shard_tensor(tensor: torch.Tensor, sharding: Sharding, rank: int) -> torch.T
     An axis that a mesh axis owns as a whole keeps a dim of size 1. A rank outside the mesh gets an
     empty tensor. Where ranks hold terms of a reduction, each gets the value that was given.
 
-    Raises UserError for a tensor of another rank, Unsupported for sizes that the digits do not
-    divide.
+    Raises UserError for a tensor of another rank, and for an axis that is longer than what the
+    ranks' blocks hold in all.
     """
-    _check_ndim(tensor.shape, sharding)
-    view = _view_digits(tensor.shape, sharding)
-    mesh = sharding.mesh
-    if mesh is None:
-        return tensor.contiguous()
-    if rank not in mesh.ids:
+    places = held_places(sharding, tensor.shape, rank)
+    if places is None:
         return tensor.new_zeros((0,) * tensor.ndim)
-    coordinates = {owner: _coordinate(mesh, rank, owner) for owner in mesh.parallel_types()}
-    part = view.of(tensor)[view.index(coordinates)]
-    return part.reshape(view.local_shape).contiguous()
+    return Region(places, tensor.device).read(tensor).contiguous()
 
 
 def unshard_tensor(
@@ -83,73 +45,101 @@ def unshard_tensor(
     and all of them must be given. Raises UserError for a part that is missing or has another
     shape.
     """
-    _check_ndim(shape, sharding)
     mesh = sharding.mesh
-    if mesh is None:
-        return next(iter(parts.values())).clone()
-    view = _view_digits(shape, sharding)
-    shards = _axes_used(sharding)
+    numbered = number_digits(sharding, shape)
     first = next(iter(parts.values()))
+    if mesh is None:
+        return first.clone()
     out = first.new_empty(tuple(shape))
-    target = view.of(out)
-    for place in itertools.product(*(range(mesh.axis_size(axis)) for axis in shards)):
-        coordinates = dict(zip(shards, place, strict=True))
+    for coordinates in _places(mesh, _axes_used(sharding)):
         terms = _find_terms(parts, sharding, mesh, coordinates)
         block = _reduce_terms(terms, sharding)
-        if block.shape != view.local_shape:
+        region = Region(_runs(numbered, shape, coordinates), out.device)
+        if block.shape != region.shape:
             raise UserError(
                 f"unshard_tensor: a part has shape {tuple(block.shape)}; {describe(sharding)} of "
-                f"{tuple(shape)} has parts of shape {view.local_shape}"
+                f"{tuple(shape)} has parts of shape {region.shape} there"
             )
-        index = view.index(coordinates)
-        target[index] = block.reshape(target[index].shape)
+        region.write(out, block)
     return out
 
 
+def held_places(sharding: Sharding, shape: Sequence[int], rank: int) -> tuple[Runs, ...] | None:
+    """The indices of each axis that `rank` holds of a tensor of this global shape.
+
+    None for a rank outside the mesh. Raises as shard_tensor.
+    """
+    numbered, mesh = number_digits(sharding, shape), sharding.mesh
+    if mesh is not None and rank not in mesh.ids:
+        return None
+    owners = () if mesh is None else mesh.parallel_types()
+    coordinates = {owner: _coordinate(mesh, rank, owner) for owner in owners if mesh is not None}
+    return _runs(numbered, shape, coordinates)
+
+
+def local_shape(sharding: Sharding, shape: Sequence[int], rank: int) -> tuple[int, ...]:
+    """The shape of what `rank` holds of a tensor of this global shape; zeros outside the mesh."""
+    places = held_places(sharding, shape, rank)
+    if places is None:
+        return (0,) * len(shape)
+    return tuple(sum(map(len, runs)) for runs in places)
+
+
+def number_digits(sharding: Sharding, shape: Sequence[int]) -> Sharding:
+    """The sharding of a tensor of this global shape, all its extents numbers.
+
+    One digit of an axis may be symbolic, and is as large as covers the axis:
+
+        [mesh_x{2}, (i0 + 1) // 2] with 9  ->  [mesh_x{2}, 5]
+
+    Raises UserError for a shape of another rank, or one that the digits do not cover.
+    """
+    if len(shape) != len(sharding.axes):
+        raise UserError(
+            f"a tensor of shape {tuple(shape)} cannot be sharded as {describe(sharding)}: "
+            f"it must have {len(sharding.axes)} axes"
+        )
+    axes = tuple(_number_axis(sharding, axis, size) for axis, size in enumerate(shape))
+    return Sharding(sharding.mesh, axes, sharding.partial)
+
+
 def global_shape(local_shape: Sequence[int], sharding: Sharding) -> tuple[int, ...]:
-    """The shape of the whole, given what one rank holds of it."""
+    """The shape of the whole, given what one rank holds of it, where all hold equally much."""
     return tuple(
         size * math.prod(_mesh_sizes(digits, sharding.mesh))
         for size, digits in zip(local_shape, sharding.axes, strict=True)
     )
 
 
-def _check_ndim(shape: Sequence[int], sharding: Sharding) -> None:
-    if len(shape) != len(sharding.axes):
-        raise UserError(
-            f"a tensor of shape {tuple(shape)} cannot be sharded as {describe(sharding)}: "
-            f"it must have {len(sharding.axes)} axes"
-        )
-
-
-def _view_digits(shape: Sequence[int], sharding: Sharding) -> _DigitView:
-    sizes = tuple(_digit_sizes(axis, shape[axis], sharding) for axis in range(len(shape)))
-    owners = tuple(tuple(digit.owner for digit in digits) or (None,) for digits in sharding.axes)
-    return _DigitView(tuple(shape), sizes, owners)
-
-
-def _digit_sizes(axis: int, size: int, sharding: Sharding) -> tuple[int, ...]:
-    """The extents of an axis' digits; one of them may be symbolic, and then follows from the
-    size."""
-    digits = sharding.axes[axis]
+def _number_axis(sharding: Sharding, axis: int, size: int) -> Digits:
+    digits, mesh = sharding.axes[axis], sharding.mesh
     if not digits:
-        return (size,)
+        return (Digit(const(size)),)
     known = [
         const_value(digit.extent)
-        if digit.owner is None or sharding.mesh is None
-        else sharding.mesh.axis_size(digit.owner)
+        if digit.owner is None or mesh is None
+        else mesh.axis_size(digit.owner)
         for digit in digits
     ]
-    product = math.prod(n for n in known if n is not None)
-    unknown = known.count(None)
-    rest = size // product if unknown and product else 1
-    if unknown > 1 or product * rest != size:
-        size_wanted = f"a multiple of {product}" if unknown else str(product)
-        raise Unsupported(
+    covered = math.prod(n for n in known if n is not None)
+    rest = const_value(ceildiv(size, covered)) if covered else 0
+    if None not in known and covered < size:
+        raise UserError(
             f"a tensor with axis {axis} of size {size} cannot be sharded as {describe(sharding)}: "
-            f"every rank must hold a block of the same size, so it must be {size_wanted}"
+            f"the blocks of all ranks make up {covered}"
         )
-    return tuple(rest if n is None else n for n in known)
+    return tuple(
+        Digit(const(rest or 0 if n is None else n), digit.owner)
+        for n, digit in zip(known, digits, strict=True)
+    )
+
+
+def _runs(
+    numbered: Sharding, shape: Sequence[int], coordinates: Mapping[ParallelType, int]
+) -> tuple[Runs, ...]:
+    return tuple(
+        held(digits, size, coordinates) for digits, size in zip(numbered.axes, shape, strict=True)
+    )
 
 
 def _mesh_sizes(digits: Digits, mesh: DeviceMesh | None) -> list[int]:
@@ -170,6 +160,12 @@ def _axes_used(sharding: Sharding) -> tuple[ParallelType, ...]:
     owners = {digit.owner for digits in sharding.axes for digit in digits}
     mesh = sharding.mesh
     return () if mesh is None else tuple(axis for axis in mesh.parallel_types() if axis in owners)
+
+
+def _places(mesh: DeviceMesh, axes: Sequence[ParallelType]) -> Iterator[dict[ParallelType, int]]:
+    """All coordinates along some mesh axes."""
+    for place in itertools.product(*(range(mesh.axis_size(axis)) for axis in axes)):
+        yield dict(zip(axes, place, strict=True))
 
 
 def _find_terms(

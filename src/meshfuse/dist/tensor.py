@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, cast, final
 
 import torch
@@ -11,7 +13,7 @@ from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.dtensor import make_dtensor, mesh_of
 from meshfuse.dist.placements import Placement, placements_of
-from meshfuse.dist.shard import global_shape, unshard_tensor
+from meshfuse.dist.shard import global_shape, local_shape, number_digits, unshard_tensor
 from meshfuse.expr import const, const_value
 from meshfuse.facts import sharding as facts
 from meshfuse.facts.sharding import Digit, Sharding, describe
@@ -33,12 +35,16 @@ class DistributedTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
     _sharding: Sharding
+    _shape: tuple[int, ...]
 
-    def __new__(cls, local: torch.Tensor, sharding: Sharding) -> DistributedTensor:
+    def __new__(
+        cls, local: torch.Tensor, sharding: Sharding, shape: Sequence[int] | None = None
+    ) -> DistributedTensor:
         """`local` is this rank's shard; its memory is shared.
 
-        Raises UserError for another number of axes than the sharding has, InvariantError for a
-        sharding without a mesh or with symbolic extents.
+        `shape` is the global one; without it, all ranks hold as much as this one. Raises UserError
+        for another number of axes than the sharding has, or a shape that its digits do not cover,
+        InvariantError for a sharding without a mesh or with symbolic extents.
         """
         if sharding.mesh is None:
             raise InvariantError("DistributedTensor: a sharding without a mesh shards nothing")
@@ -49,15 +55,23 @@ class DistributedTensor(torch.Tensor):
             )
         if any(const_value(d.extent) is None for digits in sharding.axes for d in digits):
             raise InvariantError(f"DistributedTensor: {describe(sharding)} has symbolic extents")
+        if shape is None:
+            shape = global_shape(local.shape, sharding)
+        else:
+            number_digits(sharding, shape)
         self = local.detach().as_subclass(cls)
         self._sharding = sharding
+        self._shape = tuple(shape)
         return self
 
     @classmethod
-    def of_checked(cls, local: torch.Tensor, sharding: Sharding) -> DistributedTensor:
-        """As the constructor, for a shard without grad of a sharding that it has taken before."""
+    def of_checked(
+        cls, local: torch.Tensor, sharding: Sharding, shape: tuple[int, ...]
+    ) -> DistributedTensor:
+        """As the constructor, for a shard without grad of what it has taken before."""
         self = local.as_subclass(cls)
         self._sharding = sharding
+        self._shape = shape
         return self
 
     @property
@@ -78,7 +92,7 @@ class DistributedTensor(torch.Tensor):
     @property
     def global_shape(self) -> tuple[int, ...]:
         """The shape of the whole tensor."""
-        return global_shape(self.shape, self._sharding)
+        return self._shape
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -99,9 +113,9 @@ class DistributedTensor(torch.Tensor):
     def full_tensor(self, communicator: Communicator | None = None) -> torch.Tensor:
         """The whole tensor, on every rank. All ranks of the mesh must call it.
 
-        One all-gather among the ranks that hold different shards, after one all-reduce for each
-        mesh axis along which the tensor is partial. Raises UserError on a rank outside the mesh,
-        CommunicationError as Communicator.run does.
+        One all-gather among the ranks that hold different shards, padded to the largest of them,
+        after one all-reduce for each mesh axis along which the tensor is partial. Raises UserError
+        on a rank outside the mesh, CommunicationError as Communicator.run does.
         """
         communicator = Communicator.instance() if communicator is None else communicator
         rank = communicator.rank()
@@ -116,13 +130,23 @@ class DistributedTensor(torch.Tensor):
                     FULL_TENSOR_NUMBER, "all_reduce", team, local, total, function, cause
                 )
             )
-        team = self._holders(rank)
-        gathered = local.new_empty((len(team), *local.shape))
-        communicator.run(
-            CollectiveRequest(FULL_TENSOR_NUMBER, "all_gather", team, local, gathered, None, cause)
-        )
-        reduced = Sharding(self.mesh, self._sharding.axes)
-        return unshard_tensor(dict(zip(team, gathered, strict=True)), reduced, self.global_shape)
+        team, reduced = self._holders(rank), Sharding(self.mesh, self._sharding.axes)
+        shapes = [local_shape(reduced, self._shape, member) for member in team]
+        largest = max(map(math.prod, shapes))
+        block = local.new_zeros(largest)
+        block[: local.numel()] = local.view(-1)
+        gathered = local.new_empty((len(team), largest))
+        if largest:
+            communicator.run(
+                CollectiveRequest(
+                    FULL_TENSOR_NUMBER, "all_gather", team, block, gathered, None, cause
+                )
+            )
+        parts = {
+            member: row[: math.prod(shape)].view(shape)
+            for member, row, shape in zip(team, gathered, shapes, strict=True)
+        }
+        return unshard_tensor(parts, reduced, self._shape)
 
     def _holders(self, rank: int) -> tuple[int, ...]:
         """The ranks that differ from `rank` only along mesh axes that shard the tensor, in mesh
@@ -153,16 +177,16 @@ class DistributedTensor(torch.Tensor):
         return make_dtensor(self.local, device_mesh, placements, shape)
 
     def __copy__(self) -> DistributedTensor:
-        return DistributedTensor(self.local, self._sharding)
+        return DistributedTensor(self.local, self._sharding, self._shape)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedTensor:
         if id(self) not in memo:
             local = self.local.clone(memory_format=torch.preserve_format)
-            memo[id(self)] = DistributedTensor(local, self._sharding)
+            memo[id(self)] = DistributedTensor(local, self._sharding, self._shape)
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        return rebuild_distributed_tensor, (self.local, *_to_plain(self._sharding))
+        return rebuild_distributed_tensor, (self.local, *_to_plain(self._sharding), self._shape)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"DistributedTensor({describe(self._sharding)}, local={self.local!r})"
@@ -190,6 +214,7 @@ def rebuild_distributed_tensor(
     mesh: tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]],
     axes: tuple[tuple[tuple[int, str], ...], ...],
     partial: tuple[tuple[str, str], ...],
+    shape: tuple[int, ...] | None = None,
 ) -> DistributedTensor:
     """A DistributedTensor from its pickled parts: plain numbers and names, safe for torch.load.
 
@@ -200,7 +225,7 @@ def rebuild_distributed_tensor(
         for axis in axes
     )
     waiting = {ParallelType(owner): function for owner, function in partial}
-    return DistributedTensor(local, Sharding(DeviceMesh(*mesh), digits, waiting))
+    return DistributedTensor(local, Sharding(DeviceMesh(*mesh), digits, waiting), shape)
 
 
 def _to_plain(sharding: Sharding) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from torch.autograd import profiler
 from meshfuse.base.trace import Activity, Trace, Work
 from meshfuse.codegen.source import KernelSource
 from meshfuse.dist.communicator import Communicator, Pending
+from meshfuse.dist.random_states import draw_alike
 from meshfuse.host.load import load
 from meshfuse.host.nodes import HostProgram, KernelName
 from meshfuse.host.plan import AwaitWork, Executable, Post
@@ -20,6 +21,7 @@ from meshfuse.host.run import RankProgram, interpret
 from meshfuse.runtime.arguments import Argument
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.executors import ALONE_IDS, ExecutorIds
+from meshfuse.runtime.random import RandomState
 
 WHOLE_PROGRAM = Work("program", "host_ir", 0)
 """What compiling a program and loading it are spans of, besides those of its parts."""
@@ -90,16 +92,22 @@ class HostIrExecutor:
         return rank in self._executables
 
     def run(
-        self, inputs: Sequence[Argument], communicator: Communicator, trace: Trace | None = None
+        self,
+        inputs: Sequence[Argument],
+        communicator: Communicator,
+        trace: Trace | None = None,
+        given: Mapping[str, int] | None = None,
     ) -> list[torch.Tensor]:
         """The visible outputs for this rank's inputs, which fit what the program expects.
 
+        `given`: global sizes that the caller knows, by symbol.
         `trace` gets a span for each executor. While torch's profiler is on, kernels and collectives
         are ranges of it, under their names. Raises what `interpret` does, and CommunicationError
         naming operation and missing rank.
         """
         trace = _with_marks(trace)
-        return run_executable(self.compile(communicator.rank(), trace), inputs, communicator, trace)
+        executable = self.compile(communicator.rank(), trace)
+        return run_executable(executable, inputs, communicator, trace, given)
 
 
 def run_executable(
@@ -107,11 +115,16 @@ def run_executable(
     inputs: Sequence[Argument],
     communicator: Communicator,
     trace: Trace | None = None,
+    given: Mapping[str, int] | None = None,
 ) -> list[torch.Tensor]:
     """As HostIrExecutor.run, of what it has compiled for the communicator's rank."""
-    program = interpret(executable, inputs, _with_marks(trace))
+    random = None if executable.drawing is None else RandomState()
+    program = interpret(executable, inputs, _with_marks(trace), given, random=random)
     if executable.sequence is not None:
         communicator.agree(executable.sequence)
+    if executable.drawing is not None and random is not None:
+        drawing = executable.drawing  # before anything is posted
+        random.take(draw_alike(communicator, drawing.team, drawing.device, drawing.draws))
     if not executable.evaluates:  # inputs have no grad, and only torch's operations would care
         return _drive(program, communicator, executable.communications)
     with torch.no_grad():

@@ -21,7 +21,7 @@ from meshfuse.host.nodes import (
     Node,
     Wait,
 )
-from meshfuse.host.plan import Executable, Names, Step
+from meshfuse.host.plan import Drawing, Executable, Names, Step
 from meshfuse.host.steps import Binding, bind_empty, bind_step
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
@@ -59,7 +59,20 @@ def load(
     binding = Binding(program, names, sources, compiler, rank, device, schedulers or {}, ids, trace)
     here = () if outside else tuple(_nodes_here(program, body, rank))
     steps = tuple(_bind_steps(here, binding))
-    return Executable(program, rank, outside, names, prologue, steps, _symbols_of(program, here))
+    symbols = _symbols_of(program, here)
+    drawing = _drawing_of(program, names, device)
+    return Executable(program, rank, outside, names, prologue, steps, symbols, drawing)
+
+
+def _drawing_of(program: HostProgram, names: Names, device: torch.device) -> Drawing | None:
+    """All ranks that hold any part take part."""
+    source = program.random
+    if source is None:
+        return None
+    meshes = [buffer.mesh for buffer in program.buffers.values() if buffer.mesh is not None]
+    team = tuple(sorted({rank for mesh in meshes for rank in mesh.ids}))
+    seed, offset = names.slots[source.seed], names.slots[source.offset]
+    return Drawing(seed, offset, source.draws, team, device)
 
 
 def _name_slots(program: HostProgram) -> Names:

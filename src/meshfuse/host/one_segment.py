@@ -23,7 +23,7 @@ from meshfuse.facts.facts import facts_of
 from meshfuse.host.dispatch import choose_executor, executor_class
 from meshfuse.host.lower import LoweredKernel, lower_communication
 from meshfuse.host.nodes import Communicate, HostBuffer
-from meshfuse.host.sizes import buffer_of, size_symbols
+from meshfuse.host.sizes import buffer_of, coordinates_in, size_symbols
 from meshfuse.host.steps import bind_collective
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
@@ -40,7 +40,7 @@ from meshfuse.runtime.arguments import (
     signature_of,
 )
 from meshfuse.runtime.compile import KernelCompiler
-from meshfuse.runtime.evaluate_ops import Environment
+from meshfuse.runtime.evaluate_ops import Environment, Placed
 from meshfuse.runtime.executors import (
     ALONE_IDS,
     Executor,
@@ -85,7 +85,7 @@ def _(executor: KernelExecutor, program: Program, args: Sequence[Argument] | Non
             "compile(executor, program): a kernel needs more information: pass example arguments, "
             "compile(executor, program, args), for its code depends on their layouts"
         )
-    bound, _ = check_arguments(expected_inputs(program), args)
+    bound, _ = check_arguments(expected_inputs(program), args, rank=Communicator.instance().rank())
     lowered = lower_scheduled(program, f"S{executor.ids.group}", signature_of(bound))
     executor.compile(print_cpp(lowered.kernel), lowered.sizes)
 
@@ -138,8 +138,9 @@ def run_executor(
     """
     if not executor.is_compiled():
         raise UserError(f"run: {type(executor).__name__} is not compiled; call compile first")
-    bound, device = check_arguments(expected_inputs(program), args)
-    env = _environment(program, bound, trace, device)
+    rank = Communicator.instance().rank()
+    bound, device = check_arguments(expected_inputs(program), args, rank=rank)
+    env = _environment(program, bound, trace, device, rank)
     names = [output.tensor for output in program.fusion.outputs]
     if outputs is not None:
         _bind_outputs(program, names, outputs, env)
@@ -154,7 +155,11 @@ def run_executor(
 
 
 def _environment(
-    program: Program, args: Sequence[Argument], trace: Trace | None, device: torch.device
+    program: Program,
+    args: Sequence[Argument],
+    trace: Trace | None,
+    device: torch.device,
+    rank: int,
 ) -> Environment:
     fusion = program.fusion
     values = dict(zip(fusion.inputs, args, strict=True))
@@ -162,11 +167,22 @@ def _environment(
         **{name: definition.dtype for name, definition in fusion.tensors.items()},
         **{name: definition.dtype for name, definition in fusion.scalars.items()},
     }
-    shapes = {name: buffer_of(program, name).shape for name in fusion.tensors}
+    buffers = {name: buffer_of(program, name) for name in fusion.tensors}
+    shapes = {name: buffer.shape for name, buffer in buffers.items()}
+    placed = {
+        name: Placed(buffer.sharding, buffer.extents)
+        for name, buffer in buffers.items()
+        if buffer.sharding is not None
+    }
     sizes: dict[str, int] = {n: value for n, value in values.items() if isinstance(value, int)}
-    env = Environment(dtypes, shapes, sizes, values, trace, device=device)
+    env = Environment(dtypes, shapes, sizes, values, trace, placed, rank, device)
     for size in size_symbols(program):
-        sizes[size.symbol] = env.tensor(size.tensor).shape[size.axis] * size.factor
+        if buffers[size.tensor].is_on(rank):
+            sizes[size.symbol] = env.tensor(size.tensor).shape[size.axis] * size.factor
+    meshes = (buffer.mesh for buffer in buffers.values() if buffer.mesh is not None)
+    extents = [extent for shape in shapes.values() for extent in shape]
+    for entry in coordinates_in(extents, meshes):
+        sizes[entry.symbol] = entry.mesh.coordinate(rank, entry.mesh_axis) or 0
     return env
 
 

@@ -29,6 +29,7 @@ from meshfuse.host.printer import (
     read_buffer,
 )
 from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.ir.ops_random import RandomSource
 from meshfuse.ir.printer import InputStatement, OutputStatement, ScalarStatement
 from meshfuse.kernel.parser import parse_kernel
 
@@ -58,6 +59,7 @@ def parse_host_program(text: str) -> HostProgram:
     demands: list[Demand] = []
     buffers: dict[TensorName, HostBuffer] = {}
     body: list[Node] = []
+    random: RandomSource | None = None
     for line in statement.body:
         match line:
             case InputStatement(names):
@@ -72,6 +74,8 @@ def parse_host_program(text: str) -> HostProgram:
                 demands.append(line)
             case Coordinate():
                 coordinates.append(line)
+            case RandomSource():
+                random = line
             case BufferStatement():
                 buffers[line.name] = read_buffer(line)
             case _:
@@ -86,4 +90,5 @@ def parse_host_program(text: str) -> HostProgram:
         {KernelName(kernel.name): kernel for kernel in map(parse_kernel, kernels)},
         tuple(body),
         tuple(coordinates),
+        random,
     )

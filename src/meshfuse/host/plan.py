@@ -275,11 +275,10 @@ class Executable:
         """`Plan.results` of a call with these inputs. Raises as `start`."""
         if not self.is_outside:
             return self.start(inputs, given)[0].results
+        known = given or {}  # no input of this rank says more
         return tuple(
-            tuple(evaluate(e, given or {}) for e in extents)
-            if extents is not None and _names_only(extents, given or {})
-            else (0,) * ndim
-            for ndim, extents in self._results
+            (0,) * ndim if extents is None else tuple(evaluate(e, known) for e in extents)
+            for ndim, extents in _results_on(self.program, known)
         )
 
     def _run_prologue(self, slots: Slots) -> None:

@@ -39,6 +39,7 @@ from meshfuse.host.nodes import (
 )
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
+from meshfuse.ir.ops_random import RandomSource
 from meshfuse.ir.printer import (
     EXPR_STATEMENTS,
     IR_CODECS,
@@ -128,6 +129,7 @@ HostLine = (
     | Coordinate
     | Demand
     | BufferStatement
+    | RandomSource
     | Node
 )
 
@@ -172,6 +174,7 @@ def print_host_program(program: HostProgram) -> str:
     lines: list[HostLine] = [InputStatement(program.inputs)] if program.inputs else []
     lines += [OutputStatement(output.buffer, output.alias) for output in program.outputs]
     lines += [ScalarStatement(name, dtype) for name, dtype in program.scalars.items()]
+    lines += [program.random] if program.random is not None else []
     lines += [*program.symbols, *program.coordinates, *program.demands]
     lines += map(buffer_statement, program.buffers.values())
     lines += program.body

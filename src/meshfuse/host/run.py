@@ -15,6 +15,7 @@ from meshfuse.host.nodes import HostProgram
 from meshfuse.host.plan import Action, AwaitWork, Event, Executable, Plan, Post, Slots, Traced
 from meshfuse.runtime.arguments import Argument
 from meshfuse.runtime.executors import bytes_of
+from meshfuse.runtime.random import RandomState
 from meshfuse.runtime.torch_types import to_torch_dtype
 
 RankProgram = Generator[Event, None, list[torch.Tensor]]
@@ -25,20 +26,30 @@ def interpret(
     inputs: Sequence[Argument],
     trace: Trace | None = None,
     given: Mapping[str, int] | None = None,
+    random: RandomState | None = None,
 ) -> RankProgram:
     """Run on this rank's inputs, which fit the program's, and return the visible outputs.
 
-    `given`: global sizes that the caller knows, by symbol.
+    `given`: global sizes that the caller knows, by symbol. `random`: where this call's random
+    numbers begin, which whoever drives it may fill in until its first step.
     `trace` gets a span for each kernel, evaluation and collective. To be driven under no_grad.
     Raises what `Executable.start` does, before anything has run.
     """
     if executable.is_outside:
         return _run_nothing(executable.program)
     plan, slots = executable.start(inputs, given)
-    return _run(executable, plan, slots, trace)
+    return _run(executable, plan, slots, trace, random)
 
 
-def _run(executable: Executable, plan: Plan, slots: Slots, trace: Trace | None) -> RankProgram:
+def _run(
+    executable: Executable,
+    plan: Plan,
+    slots: Slots,
+    trace: Trace | None,
+    random: RandomState | None,
+) -> RankProgram:
+    if executable.drawing is not None and random is not None:
+        executable.drawing.bind(slots, random)
     if trace is not None:
         for step, action in zip(executable.steps, plan.actions, strict=True):
             yield from _run_traced(step.traced, action, slots, trace)

@@ -14,6 +14,7 @@ from meshfuse.dist.simulated import SimulatedTransport
 from meshfuse.host.plan import AwaitWork, Executable, Post
 from meshfuse.host.run import RankProgram, interpret
 from meshfuse.runtime.arguments import Argument
+from meshfuse.runtime.random import RandomState, draw_state
 
 
 @final
@@ -28,20 +29,27 @@ class _Rank:
 
 
 def simulate(
-    executables: Mapping[int, Executable], inputs: Mapping[int, Sequence[Argument]]
+    executables: Mapping[int, Executable],
+    inputs: Mapping[int, Sequence[Argument]],
+    given: Mapping[str, int] | None = None,
 ) -> dict[int, list[torch.Tensor]]:
     """Run one executable per rank, each on its own inputs, and return the visible outputs by rank.
 
+    `given`: global sizes that the caller knows, by symbol.
     Raises UserError for inputs that give ranks different global sizes, CommunicationError if ranks
     disagree otherwise, or if none can go on: then it lists what each waits for; and what
     `interpret` raises.
     """
-    _check_sizes(executables, inputs)
+    _check_sizes(executables, inputs, given or {})
     transport = SimulatedTransport()
+    random = RandomState()
     ranks = {
-        rank: _Rank(interpret(executable, inputs[rank]), {})
+        rank: _Rank(interpret(executable, inputs[rank], given=given, random=random), {})
         for rank, executable in executables.items()
     }
+    drawing = next((e.drawing for e in executables.values() if e.drawing is not None), None)
+    if drawing is not None:  # once for all ranks, which share this process's generator
+        random.take(draw_state(drawing.device, drawing.draws))
     with torch.no_grad():
         while any(state.outputs is None for state in ranks.values()):
             moved = [_advance(transport, rank, state) for rank, state in ranks.items()]
@@ -51,25 +59,22 @@ def simulate(
 
 
 def _check_sizes(
-    executables: Mapping[int, Executable], inputs: Mapping[int, Sequence[Argument]]
+    executables: Mapping[int, Executable],
+    inputs: Mapping[int, Sequence[Argument]],
+    given: Mapping[str, int],
 ) -> None:
     """Law 9: ranks agree on what communication depends on."""
     seen: dict[str, tuple[int, int]] = {}
     for rank, executable in executables.items():
         if executable.is_outside:
             continue
-        program = executable.program
-        named = dict(zip(program.inputs, inputs[rank], strict=True))
-        for size in program.symbols:
-            tensor = named[size.tensor]
-            assert isinstance(tensor, torch.Tensor)
-            found = tensor.shape[size.axis] * size.factor
-            other, wanted = seen.setdefault(size.symbol, (rank, found))
-            if found != wanted:
+        for name, (size, found) in executable.sizes_of_inputs(inputs[rank]).items():
+            other, wanted = seen.setdefault(name, (rank, found))
+            if found != wanted and name not in given:
                 raise UserError(
-                    f"ranks {other} and {rank} disagree on the global size {size.symbol}, axis "
-                    f"{size.axis} of {size.tensor}: {wanted} and {found}; together their inputs "
-                    "must make one tensor in equal blocks"
+                    f"ranks {other} and {rank} disagree on the global size {name}, axis "
+                    f"{size.axis} of {size.tensor}: {wanted} and {found}; where blocks are not "
+                    "equal, global sizes must be given, or be static"
                 )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from meshfuse.base.errors import InvariantError, Unsupported
-from meshfuse.expr import Const, IntExpr, Symbol, const, free_symbols, symbol
+from meshfuse.expr import Const, IntExpr, Symbol, free_symbols, symbol
 from meshfuse.facts.sharding import Digits, axis_digits, canonical, rank_extent
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
 from meshfuse.ir.fusion import TensorDef
@@ -54,9 +54,9 @@ def localize(program: Program) -> Localized:
     tensors: dict[TensorName, TensorDef] = {}
     schedules: dict[TensorName, Schedule] = {}
     reducing = (expr for expr in program.fusion.exprs if isinstance(expr, Reduction | Welford))
-    reduced = {out for expr in reducing for out in expr.outs}
+    ranks = {out: program.tensor(expr.src).ndim for expr in reducing for out in expr.outs}
     for name in program.fusion.tensors:
-        tensors[name] = _local_definition(program, name, name in reduced, namer)
+        tensors[name] = _local_definition(program, name, ranks.get(name, 0), namer)
         schedules[name] = _local_schedule(program, name, tensors[name])
     namer.note_symbols(
         operand
@@ -120,46 +120,53 @@ def _names_in_use(program: Program) -> frozenset[str]:
 
 
 def _local_definition(
-    program: Program, tensor: TensorName, is_reduced: bool, namer: _SizeNamer
+    program: Program, tensor: TensorName, reduced_rank: int, namer: _SizeNamer
 ) -> TensorDef:
-    """A partial axis has no local form, unless nothing else is left of what a reduction reduced.
+    """A partial axis has no local form; what is left of a reduced one is what the rank has of it.
 
     T2 [p{2}, i{4}] = sum(T0, [0]), axis 0 of T0 whole on the mesh  ->  T2 [r{1}, i{4}]
+    T2 [p{2}, r{4}, i{4}] = sum(T0, [0]), of 7 elements             ->  T2 [r{e0}, i{4}]
+
+    `reduced_rank`: how many axes the tensor has that is reduced, 0 if none is. Partial axes behind
+    those are the operand's.
     """
     definition, mesh = program.tensor(tensor), program.schedule(tensor).mesh
-    digits = axis_digits(program, tensor)
-    alone = _partial_alone(definition) if is_reduced else frozenset[AxisName]()
-    logical: list[IterDomain] = []
-    for axis in definition.logical:
-        if axis.kind is AxisKind.partial:
-            if axis.name in alone:
-                logical.append(IterDomain(axis.name, AxisKind.reduction, const(1)))
-            continue
-        own = canonical(digits[axis.name], axis.extent, mesh)
-        logical.append(replace(axis, extent=namer.local(rank_extent(own, axis.extent, mesh))))
-    if len(logical) == len(definition.logical):
-        local = replace(definition, logical=tuple(logical))
+    digits, axes = axis_digits(program, tensor), program.all_axes(tensor)
+
+    def local_size(axis: AxisName) -> IntExpr:
+        own = canonical(digits[axis], axes[axis].extent, mesh)
+        return namer.local(rank_extent(own, axes[axis].extent, mesh))
+
+    if all(axis.kind is not AxisKind.partial for axis in definition.logical):
+        logical = tuple(replace(a, extent=local_size(a.name)) for a in definition.logical)
+        local = replace(definition, logical=logical)
         return _with_local_root(program, tensor, local, digits, namer) if local.root else local
+    reduced = {axis.name for axis in definition.maybe_root[:reduced_rank]}
+    kept: list[IterDomain] = []
+    for origin, parts in _parts_by_origin(definition).items():
+        here = [axis for axis in parts if axis.kind is not AxisKind.partial]
+        if len(here) == len(parts):
+            kept += (replace(axis, extent=local_size(axis.name)) for axis in here)
+        elif here:
+            kept.append(replace(here[0], extent=local_size(origin)))
+        elif origin in reduced:
+            kept.append(IterDomain(parts[0].name, AxisKind.reduction, local_size(origin)))
     roots = [axis.kind for axis in definition.root]
-    if roots and [axis.kind for axis in logical] != roots:
-        raise InvariantError(f"localize: {tensor}: {logical} and its root {roots} differ in kinds")
-    return replace(definition, logical=tuple(logical), root=(), root_steps=())
+    if roots and [axis.kind for axis in kept] != roots:
+        raise InvariantError(f"localize: {tensor}: {kept} and its root {roots} differ in kinds")
+    return replace(definition, logical=tuple(kept), root=(), root_steps=())
 
 
-def _partial_alone(definition: TensorDef) -> frozenset[AxisName]:
-    """The first partial axis of each axis of the op that has no other parts, as it lies on several
-    mesh axes wholly: it stands for that axis.
-    """
+def _parts_by_origin(definition: TensorDef) -> dict[AxisName, list[IterDomain]]:
+    """Each axis of the op, with what it has been split into, in the order of the logical axes."""
     origins = {axis.name: axis.name for axis in definition.maybe_root}
     for step in definition.root_steps:
         for made in step_results(step):
             origins[made] = origins[step_sources(step)[0]]
-    kept = {origins[a.name] for a in definition.logical if a.kind is not AxisKind.partial}
-    first: dict[AxisName, AxisName] = {}
+    parts: dict[AxisName, list[IterDomain]] = {}
     for axis in definition.logical:
-        if origins[axis.name] not in kept:
-            first.setdefault(origins[axis.name], axis.name)
-    return frozenset(first.values())
+        parts.setdefault(origins[axis.name], []).append(axis)
+    return parts
 
 
 def _with_local_root(

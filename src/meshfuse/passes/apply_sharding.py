@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshfuse.expr import const, is_const
-from meshfuse.facts.sharding import Digits, Sharding
+from meshfuse.expr import const, const_value, is_const
+from meshfuse.facts.sharding import Digit, Digits, Sharding
 from meshfuse.ir.axes import AxisKind, AxisName, TensorName
 from meshfuse.ir.fusion import TensorDef
 from meshfuse.ir.mesh import ParallelType
@@ -24,7 +24,11 @@ def shard_leaf(program: Program, tensor: TensorName, axis: AxisName, digits: Dig
     """Split free leaf `axis` into one leaf per digit and bind the mesh digits.
 
     a0{n} with [2@x, n/2]  ->  split(a0 -> a1{2}, a2{n/2}), a1 bound to x
+    a0{5} with [8@x]       ->  split(a0 -> a1{8}, a2{1}), a1 bound to x
     """
+    (only, *others), extent = digits, program.all_axes(tensor)[axis].extent
+    if not others and only.owner is not None and is_const(extent) and extent is not only.extent:
+        digits = (only, Digit(const(1)))  # normal form leaves out what is 1
     program, steps, leaves = split_into(program, axis, digits)
     schedule = program.schedule(tensor)
     position = schedule.leaves.index(axis)
@@ -45,8 +49,8 @@ def split_into(
 ) -> tuple[Program, tuple[Split, ...], tuple[AxisName, ...]]:
     """The splits that make one axis per digit, and those axes in order of the digits.
 
-    Digits peel off the end where the extent is a number, the outer end first: a block split has the
-    number of ranks as its factor, whatever the size of the axis.
+    Digits peel off the end where the extent is a number above 0, the outer end first: a block split
+    has the number of ranks as its factor, whatever the size of the axis.
     """
     steps: list[Split] = []
     above: list[AxisName] = []
@@ -55,7 +59,7 @@ def split_into(
     while len(rest) > 1:
         program, outer = fresh_name(program, "a")
         program, inner = fresh_name(program, "a")
-        peel_outer = is_const(rest[0].extent) or not is_const(rest[-1].extent)
+        peel_outer = (const_value(rest[0].extent) or 0) > 0 or not is_const(rest[-1].extent)
         factor = rest[0].extent if peel_outer else rest[-1].extent
         made = Split(axis, AxisName(outer), AxisName(inner), factor, inner_split=not peel_outer)
         steps.append(made)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,14 @@ import torch
 from meshfuse.base.dtypes import C_NAMES, DataType, Scalar, dtype_of_value, is_floating
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.base.orders import contiguity_in_order, memory_order
-from meshfuse.expr import IntExpr, const_value
+from meshfuse.expr import IntExpr, const, const_value
+from meshfuse.facts.holdings import held_count
 from meshfuse.facts.layout import layout_of
-from meshfuse.facts.sharding import local_extent, owners_of, sharding_of
+from meshfuse.facts.sharding import Sharding, describe, local_extent, sharding_of
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.program import Program
 from meshfuse.passes.finalize_multidevice import check_tensor
-from meshfuse.runtime.torch_types import DATA_TYPES, from_torch_dtype
+from meshfuse.runtime.torch_types import DATA_TYPES, from_torch_dtype, to_torch_dtype
 
 Argument = torch.Tensor | Scalar
 
@@ -113,20 +113,33 @@ def flatten_inputs(inputs: Iterable[object]) -> list[Argument | complex]:
 class ExpectedTensor:
     """A tensor input on this rank.
 
-    `extents` are global, `local_extents` what one rank holds, `ranks` how many share each axis.
-    `order` and `contiguity` are the promised memory layout, slowest axis first. `is_updated`: an
-    output is written into it.
+    `extents` are global, `local_extents` the largest part of a rank by `sharding`. `order` and
+    `contiguity` are the promised memory layout, slowest axis first. `is_updated`: an output is
+    written into it.
     """
 
     name: TensorName
     dtype: DataType
     extents: tuple[IntExpr, ...]
     local_extents: tuple[IntExpr, ...]
-    ranks: tuple[int, ...]
+    sharding: Sharding
     order: tuple[int, ...]
     contiguity: tuple[bool | None, ...]
     is_cpu: bool
     is_updated: bool
+
+    def is_on(self, rank: int) -> bool:
+        """Whether `rank` holds a part."""
+        return self.sharding.mesh is None or rank in self.sharding.mesh.ids
+
+    def local_size(self, axis: int, rank: int) -> int | None:
+        """What `rank`, one of the mesh, holds of an axis; None where only a call says it."""
+        mesh, digits = self.sharding.mesh, self.sharding.axes[axis]
+        owners = () if mesh is None else mesh.parallel_types()
+        places = {
+            owner: const(mesh.coordinate(rank, owner) or 0) for owner in owners if mesh is not None
+        }
+        return const_value(held_count(digits, self.extents[axis], places))
 
     def __str__(self) -> str:
         return f"{self.name} {C_NAMES[self.dtype]}[{', '.join(map(str, self.extents))}]"
@@ -160,16 +173,13 @@ def _expected_tensor(program: Program, name: TensorName) -> ExpectedTensor:
     if program.schedule(name).mesh is None:
         check_tensor(program, name)  # mesh axes without a mesh make no local extents
     definition, sharding = program.tensor(name), sharding_of(program, name)
-    mesh, layout = sharding.mesh, layout_of(program, name)
+    layout = layout_of(program, name)
     return ExpectedTensor(
         name,
         definition.dtype,
         tuple(axis.extent for axis in definition.tensor_axes),
         tuple(local_extent(digits) for digits in sharding.axes),
-        tuple(
-            1 if mesh is None else math.prod(map(mesh.axis_size, owners_of(digits, mesh)))
-            for digits in sharding.axes
-        ),
+        sharding,
         layout.order,
         layout.contiguity,
         definition.is_cpu,
@@ -197,11 +207,14 @@ def check_arguments(
     expected: Sequence[Expected],
     inputs: Sequence[Argument | complex],
     device: torch.device | None = None,
+    rank: int = 0,
 ) -> tuple[list[Argument], torch.device]:
-    """The inputs, scalars converted to the types expected, and the device the program runs on.
+    """The inputs of a rank, scalars converted to the types expected, and the device the program
+    runs on.
 
-    Without tensors that is `device`, else cuda:0 where there is one, else the CPU. Raises UserError
-    naming the input, what was expected and what was found.
+    In place of a tensor of a mesh without this rank any empty one is taken. Without tensors the
+    device is `device`, else cuda:0 where there is one, else the CPU. Raises UserError naming the
+    input, what was expected and what was found.
     """
     if len(inputs) != len(expected):
         names = ", ".join(map(str, expected))
@@ -210,9 +223,33 @@ def check_arguments(
     for position, (want, value) in enumerate(zip(expected, inputs, strict=True)):
         if isinstance(want, ExpectedScalar):
             bound.append(_check_scalar(position, want, value))
+        elif want.is_on(rank):
+            bound.append(_check_tensor(position, want, value, rank))
         else:
-            bound.append(_check_tensor(position, want, value))
-    return bound, _common_device(expected, bound, device)
+            bound.append(_check_empty(position, want, value, rank))
+    where = _common_device(expected, bound, device, rank)
+    for position, want in enumerate(expected):
+        if isinstance(want, ExpectedTensor) and not want.is_on(rank):
+            bound[position] = _empty(want, where)
+    return bound, where
+
+
+def _check_empty(
+    position: int, want: ExpectedTensor, value: Argument | complex, rank: int
+) -> torch.Tensor:
+    if isinstance(value, torch.Tensor) and value.numel() == 0:
+        return value
+    found = f"shape {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+    raise UserError(
+        f"Expected input {position}, {want}, to be an empty tensor on rank {rank}, which is not in "
+        f"{want.sharding.mesh}, but got {found}"
+    )
+
+
+def _empty(want: ExpectedTensor, device: torch.device) -> torch.Tensor:
+    """What stands for a tensor of other ranks, whatever empty tensor was passed."""
+    where = torch.device("cpu") if want.is_cpu else device
+    return torch.empty((0,) * len(want.extents), dtype=to_torch_dtype(want.dtype), device=where)
 
 
 def _check_scalar(position: int, want: ExpectedScalar, value: Argument | complex) -> Scalar:
@@ -254,7 +291,9 @@ def _fits(found: DataType, wanted: DataType) -> bool:
     return found is DataType.Bool or (found is DataType.Int and wanted is not DataType.Bool)
 
 
-def _check_tensor(position: int, want: ExpectedTensor, value: Argument | complex) -> torch.Tensor:
+def _check_tensor(
+    position: int, want: ExpectedTensor, value: Argument | complex, on_rank: int
+) -> torch.Tensor:
     call = f"Expected input {position}, {want}, to be"
     if not isinstance(value, torch.Tensor):
         raise UserError(f"{call} an at::Tensor but got scalar {value}")
@@ -273,7 +312,7 @@ def _check_tensor(position: int, want: ExpectedTensor, value: Argument | complex
         raise UserError(
             f"{call} bound to a CPU or meta scalar tensor, but got one on device {value.device}"
         )
-    _check_sizes(call, want, value)
+    _check_sizes(call, want, value, on_rank)
     _check_contiguity(call, want, value)
     return value
 
@@ -305,16 +344,19 @@ def _strides_that_count(value: torch.Tensor) -> list[int]:
     return [stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1]
 
 
-def _check_sizes(call: str, want: ExpectedTensor, value: torch.Tensor) -> None:
-    for axis, (extent, local) in enumerate(zip(want.extents, want.local_extents, strict=True)):
-        size = const_value(local)
-        if size is not None and size != value.shape[axis]:
-            ranks = want.ranks[axis]
-            shard = f" (its part of {extent}, which {ranks} ranks share)" if ranks > 1 else ""
-            raise UserError(
-                f"{call} of size {size} on axis {axis}{shard}, "
-                f"but got a tensor of shape {list(value.shape)}"
-            )
+def _check_sizes(call: str, want: ExpectedTensor, value: torch.Tensor, rank: int) -> None:
+    wanted = [want.local_size(axis, rank) for axis in range(len(want.extents))]
+    for axis, size in enumerate(wanted):
+        if size is None or size == value.shape[axis]:
+            continue
+        part = ""
+        if any(digit.owner is not None for digits in want.sharding.axes for digit in digits):
+            shape = ", ".join("?" if n is None else str(n) for n in wanted)
+            part = f" (rank {rank} holds [{shape}] of it, sharded as {describe(want.sharding)})"
+        raise UserError(
+            f"{call} of size {size} on axis {axis}{part}, "
+            f"but got a tensor of shape {list(value.shape)}"
+        )
 
 
 def _check_contiguity(call: str, want: ExpectedTensor, value: torch.Tensor) -> None:
@@ -347,12 +389,15 @@ def _type_name(tensor: torch.Tensor) -> str:
 
 
 def _common_device(
-    expected: Sequence[Expected], inputs: Sequence[Argument], device: torch.device | None
+    expected: Sequence[Expected],
+    inputs: Sequence[Argument],
+    device: torch.device | None,
+    rank: int,
 ) -> torch.device:
-    """The one device of all inputs, CPU scalars of a GPU program aside."""
+    """The one device of all inputs, CPU scalars of a GPU program and empty ones aside."""
     found: dict[torch.device, str] = {}
     for position, (want, value) in enumerate(zip(expected, inputs, strict=True)):
-        if isinstance(value, torch.Tensor) and not _may_lie_elsewhere(want):
+        if isinstance(value, torch.Tensor) and not _may_lie_elsewhere(want, rank):
             found.setdefault(value.device, f"input {position}, {want}, lies on {value.device}")
     if len(found) > 1:
         raise UserError(f"inputs must lie on one device, but {'; '.join(found.values())}")
@@ -367,5 +412,5 @@ def _common_device(
     return only
 
 
-def _may_lie_elsewhere(want: Expected) -> bool:
-    return isinstance(want, ExpectedTensor) and want.is_cpu
+def _may_lie_elsewhere(want: Expected, rank: int) -> bool:
+    return isinstance(want, ExpectedTensor) and (want.is_cpu or not want.is_on(rank))

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshfuse.base.errors import Unsupported, UserError
-from meshfuse.dist.shard import global_shape, shard_tensor, unshard_tensor
+from meshfuse.base.errors import UserError
+from meshfuse.dist.shard import global_shape, local_shape, shard_tensor, unshard_tensor
 from meshfuse.expr import const, symbol
 from meshfuse.facts.sharding import Digit, Sharding
 from meshfuse.ir.mesh import DeviceMesh, ParallelType, make_mesh
@@ -69,7 +69,7 @@ def check(tensor: torch.Tensor, sharding: Sharding) -> dict[int, torch.Tensor]:
         held = part_by_walking(tensor, sharding, rank)
         assert part.numel() == len(held)
         assert all(int(part[place]) == value for place, value in held.items())
-        assert global_shape(part.shape, sharding) == tuple(tensor.shape)
+        assert part.shape == local_shape(sharding, tensor.shape, rank)
     assert torch.equal(unshard_tensor(parts, sharding, tensor.shape), tensor)
     return parts
 
@@ -154,7 +154,7 @@ def test_terms_of_a_reduction_are_reduced() -> None:
 
 def test_refusals_name_sizes() -> None:
     sharding = Sharding(make_mesh([0, 1]), (digits((2, X), 3),))
-    with pytest.raises(Unsupported, match=r"axis 0 of size 7 .* \[mesh_x\{2\} 3\] on DeviceMesh"):
+    with pytest.raises(UserError, match=r"size 7 .* \[mesh_x\{2\} 3\] on DeviceMesh.* make up 6"):
         shard_tensor(counted(7), sharding, 0)
     with pytest.raises(UserError, match=r"shape \(2, 3\) .* must have 1 axes"):
         shard_tensor(counted(2, 3), sharding, 0)
@@ -176,11 +176,26 @@ def shardings(draw: st.DrawFn) -> tuple[tuple[int, ...], Sharding]:
     for axis in axes:
         for _ in range(draw(st.integers(0, 2))):
             axis.insert(draw(st.integers(0, len(axis))), Digit(const(draw(st.integers(1, 3)))))
-    global_sizes = tuple(math.prod(int(str(d.extent)) for d in axis) for axis in axes)
+    covered = [math.prod(int(str(d.extent)) for d in axis) for axis in axes]
+    global_sizes = tuple(draw(st.integers(0, n)) for n in covered)
     return global_sizes, Sharding(mesh, tuple(tuple(axis) for axis in axes))
 
 
 @given(shardings())
 def test_any_digits_round_trip(case: tuple[tuple[int, ...], Sharding]) -> None:
+    """Of axes that the digits make up exactly, and of shorter ones, down to none at all."""
     shape, sharding = case
     check(counted(*shape), sharding)
+
+
+def test_blocks_that_are_shorter_or_empty() -> None:
+    mesh = make_mesh(range(4))
+    block = check(counted(5), Sharding(mesh, (digits((4, X), 2),)))
+    cyclic = check(counted(5), Sharding(mesh, (digits(2, (4, X)),)))
+    assert [part.tolist() for part in block.values()] == [[0, 1], [2, 3], [4], []]
+    assert [part.tolist() for part in cyclic.values()] == [[0, 4], [1], [2], [3]]
+
+
+def test_the_whole_is_as_large_as_all_equal_blocks() -> None:
+    sharding = Sharding(make_mesh([[0, 1], [2, 3]]), (digits((2, Y), (2, X), 3), digits(5)))
+    assert global_shape((3, 5), sharding) == (12, 5)
