@@ -33,9 +33,9 @@ def draw_alike(
 def _compare(communicator: Communicator, team: tuple[int, ...], state: RandomState) -> None:
     """Each would make a mask of its own of what should be parts of one.
 
-    It takes 16 bytes of every rank at each call that draws: anybody may move a generator between two calls, and a rank whose
-    generator did not move cannot know whether another's did. To broadcast one rank's seed would
-    cost as much, and hide that programs which draw by other means go different ways. CPU tensors
+    It takes 16 bytes of every rank at each call that draws: anybody may move a generator between
+    two calls, and a rank whose own did not move cannot know whether another's did. To broadcast one
+    rank's seed would cost as much, and hide that what else these ranks draw differs. CPU tensors
     also where the program runs on GPUs: the host is to compare, without waiting for a device.
     """
     mine = torch.tensor([state.seed, state.offset])

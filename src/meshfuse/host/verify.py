@@ -23,6 +23,7 @@ from meshfuse.ir.axes import ScalarName, TensorName
 def verify_host_program(program: HostProgram) -> None:
     """Raise InvariantError, quoting the node, at the first thing that is wrong."""
     alive: set[TensorName | ScalarName] = set(program.inputs)
+    alive.update(() if program.random is None else program.random.outs)
     pending: dict[int, Communicate] = {}
     numbers: set[int] = set()
     for node in program.body:
