@@ -1,73 +1,71 @@
-"""Plan how a tensor gets from one sharding to another, one mesh axis at a time."""
+"""Plan how a tensor gets from one sharding to another: the sequence that moves least.
+
+What counts is the sum over the communications of what the rank receives that receives most. Terms
+of a reduction are combined first, by a search over where the results may go. All else can be
+reached in one exchange, which brings what is lacking and nothing else; collectives along one mesh
+axis take its place where they bring no more.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import count
 from typing import Final, final
 
-from meshfuse.expr import IntExpr, const, floordiv, mul
+from meshfuse.base.errors import InvariantError
+from meshfuse.expr import IntExpr
+from meshfuse.facts.holdings import is_even
+from meshfuse.facts.moves import Move, Moves, nominal_cost, place_as, places_for, replaced
+from meshfuse.facts.received import largest_part
 from meshfuse.facts.refusal import Refusal
-from meshfuse.facts.sharding import (
-    Digits,
-    Sharding,
-    axis_sharded_on,
-    describe,
-    keep_owners,
-    local_extent,
-    owners_of,
-)
+from meshfuse.facts.sharding import Digits, Sharding, describe, keep_owners, owners_of
 from meshfuse.ir.axes import TensorName
-from meshfuse.ir.comm import AllGather, AllReduce, Communication, LocalSlice, ReduceScatter
+from meshfuse.ir.comm import (
+    AllGather,
+    AllReduce,
+    Communication,
+    Exchange,
+    LocalSlice,
+    ReduceScatter,
+)
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
+
+__all__ = ["COMMUNICATION_NAMES", "Move", "communication_of", "plan"]
 
 COMMUNICATION_NAMES: Final[dict[type[Communication], str]] = {
     AllGather: "all_gather",
     AllReduce: "all_reduce",
     ReduceScatter: "reduce_scatter",
     LocalSlice: "local_slice",
+    Exchange: "exchange",
 }
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One communication, the sharding it leaves, and what each rank receives in elements.
-
-    `axis` is the tensor axis gathered, scattered or sliced, -1 for an all-reduce; `function` the
-    reduction's name, "" where there is none. An all-reduce counts as reduce-scatter and all-gather.
-    """
-
-    communication: type[Communication]
-    mesh_axis: ParallelType
-    after: Sharding
-    elements: IntExpr
-    axis: int = -1
-    function: str = ""
 
 
 def plan(src: Sharding, dst: Sharding, extents: Sequence[IntExpr]) -> tuple[Move, ...] | Refusal:
     """The moves from `src` to `dst`, over axes of these (global) extents; () if they are equal.
 
-    Reductions come first and shrink what follows, then slices, then gathers. A mesh axis that goes
-    from one tensor axis to another is gathered and sliced. Blocks only: a mesh digit below a local
-    one, another mesh or a new partial sum are refused.
+    The fewest elements received; of those the fewest exchanges, then the fewest communications
+    (slices are none). Terms of a reduction that `dst` has, too, stay terms.
+
+    Refused is only what no communication makes: terms out of a whole value, terms on another mesh,
+    a sharding without a mesh.
     """
-    if src.mesh != dst.mesh or src.mesh is None:
-        return _refusal(src, dst, "the meshes differ; give both tensors one mesh")
-    moves: list[Move] = []
-    current = src
-    while current != dst:
-        move = next(_moves(current, dst, src.mesh, extents), None)
-        if move is None:
-            return _refusal(src, dst, "only block shardings move: split the axis outermost")
-        moves.append(move)
-        current = move.after
-    return tuple(moves)
+    if src == dst:
+        return ()
+    reason = _impossible(src, dst)
+    if reason is not None:
+        return Refusal("redistribute", f"{describe(src)} -> {describe(dst)}: {reason}")
+    return _planned(src, dst, tuple(extents))
 
 
 def communication_of(move: Move, out: TensorName, src: TensorName) -> Communication:
     """The expression that makes `move`."""
+    if move.mesh_axis is None:
+        return Exchange(out, src)
     if move.communication is AllReduce:
         return AllReduce(out, src, move.mesh_axis, move.function)
     if move.communication is ReduceScatter:
@@ -77,93 +75,252 @@ def communication_of(move: Move, out: TensorName, src: TensorName) -> Communicat
     return LocalSlice(out, src, move.mesh_axis, move.axis)
 
 
-def _moves(
-    current: Sharding, dst: Sharding, mesh: DeviceMesh, extents: Sequence[IntExpr]
-) -> Iterator[Move]:
-    """The legal next moves, best first. Each makes progress, so that the plan ends."""
-    for mesh_axis, function in current.partial.items():
-        if mesh_axis not in dst.partial:
-            yield from _reductions(current, dst, mesh_axis, function, mesh, extents)
-    for axis, digits in enumerate(dst.axes):
-        for mesh_axis in owners_of(digits, mesh):
-            if axis_sharded_on(current, mesh_axis) < 0 and mesh_axis not in current.partial:
-                after = _scattered(current, dst, mesh_axis, axis, mesh, extents)
-                if after is not None:
-                    yield Move(LocalSlice, mesh_axis, after, const(0), axis)
-    for axis, digits in enumerate(current.axes):
-        owners = owners_of(digits, mesh)
-        if keep_owners(dst.axes[axis], owners, extents[axis], mesh) == digits:
-            continue  # Slices alone lead from here: a gather would go round in circles.
-        for mesh_axis in reversed(owners):
-            if _leads(digits, mesh_axis):
-                yield _gather(current, mesh_axis, axis, mesh, extents)
+def _impossible(src: Sharding, dst: Sharding) -> str | None:
+    if src.mesh is None or dst.mesh is None:
+        return "one of them has no mesh; call set_device_mesh on both tensors"
+    made = [owner for owner in dst.partial if owner not in src.partial]
+    if made:
+        return f"terms of a reduction over {made[0]} come of computing, not of moving a whole value"
+    if dst.partial and src.mesh != dst.mesh:
+        return "terms of a reduction stay on their mesh; leave the target whole"
+    for owner, function in dst.partial.items():
+        if src.partial[owner] != function:
+            return f"terms of a {src.partial[owner]} over {owner} are no terms of a {function}"
+    return None
 
 
-def _reductions(
-    current: Sharding,
-    dst: Sharding,
-    mesh_axis: ParallelType,
-    function: str,
-    mesh: DeviceMesh,
-    extents: Sequence[IntExpr],
-) -> Iterator[Move]:
-    ranks = mesh.axis_size(mesh_axis)
-    waiting = {owner: fn for owner, fn in current.partial.items() if owner != mesh_axis}
-    axis = axis_sharded_on(dst, mesh_axis)
-    if axis >= 0:
-        after = _scattered(current, dst, mesh_axis, axis, mesh, extents)
-        if after is not None:
-            after = replace(after, partial=waiting)
-            received = _elements(after) * (ranks - 1)
-            yield Move(ReduceScatter, mesh_axis, after, received, axis, function)
-    received = floordiv(2 * (ranks - 1) * _elements(current), ranks)
-    after = replace(current, partial=waiting)
-    yield Move(AllReduce, mesh_axis, after, received, function=function)
+@lru_cache(1 << 13)
+def _planned(src: Sharding, dst: Sharding, extents: tuple[IntExpr, ...]) -> tuple[Move, ...]:
+    if src.mesh is None:
+        raise InvariantError("a sharding without a mesh has no plan")
+    planner = _Planner(Moves.of(src.mesh, extents), src.mesh, dst)
+    return planner.combined(src) if planner.waiting(src) else planner.moved(src)
 
 
-def _scattered(
-    current: Sharding,
-    dst: Sharding,
-    mesh_axis: ParallelType,
-    axis: int,
-    mesh: DeviceMesh,
-    extents: Sequence[IntExpr],
-) -> Sharding | None:
-    """`current` with `axis` also cut along `mesh_axis` as `dst` has it; None if not into blocks."""
-    present = owners_of(current.axes[axis], mesh)
-    goal, extent = dst.axes[axis], extents[axis]
-    if keep_owners(goal, present, extent, mesh) != current.axes[axis]:
+# The search.
+
+_Cost = tuple[int, int, int, int, int]
+"""Elements received, exchanges, communications, moves of parts that are no blocks, and all moves:
+the less, the better.
+"""
+
+_Path = tuple[_Cost, int, Sharding, tuple[Move, ...], bool]
+"""The cost, with what must still come; a number against ties; where it leads; if it is ended."""
+_FREE: Final[_Cost] = (0, 0, 0, 0, 0)
+
+
+def _cost(moves: Sequence[Move]) -> _Cost:
+    communicating = [move for move in moves if move.communication is not LocalSlice]
+    return (
+        sum(map(nominal_cost, communicating)),
+        sum(move.communication is Exchange for move in communicating),
+        len(communicating),
+        sum(not move.is_in_blocks for move in moves),
+        len(moves),
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """What stays as it is in one search: the moves, the mesh that they start from, the target."""
+
+    moves: Moves
+    mesh: DeviceMesh
+    dst: Sharding
+
+    def waiting(self, current: Sharding) -> list[ParallelType]:
+        """The mesh axes over which terms are to be combined."""
+        return [owner for owner in current.partial if owner not in self.dst.partial]
+
+    def combined(self, src: Sharding) -> tuple[Move, ...]:
+        """The best moves from where terms are waiting, ended by those of `moved`.
+
+        Each mesh axis that waits is reduced or scattered. Each that is free may be cut before, so
+        that there is less to combine. A path is ended only once its least cost is the least of all.
+        """
+        direct = self._single_reduction(src)
+        if direct is not None:
+            return (direct,)
+        number = count()
+        queue: list[_Path] = [(_FREE, next(number), src, (), False)]
+        seen: set[Sharding] = set()
+        while True:
+            _, _, current, path, is_ended = heappop(queue)
+            if is_ended:
+                return path
+            if current in seen:
+                continue
+            seen.add(current)
+            if not self.waiting(current):
+                whole = (*path, *self.moved(current))
+                heappush(queue, (_cost(whole), next(number), self.dst, whole, True))
+                continue
+            for move in self._combining_moves(current):
+                longer = (*path, move)
+                cost = _cost(longer)
+                cost = (cost[0] + self._least(move.after), *cost[1:])
+                heappush(queue, (cost, next(number), move.after, longer, False))
+
+    def _least(self, current: Sharding) -> int:
+        """What must be received from here on, at least.
+
+        All is combined by reduce-scatters after all free mesh axes have cut it, and what is there
+        then is wanted there: n terms of e elements bring (n - 1) / n * e and leave e / n.
+        """
+        waiting = self.waiting(current)
+        if not waiting:
+            return nominal_cost(self.moves.exchange(current, self.dst))
+        terms = math.prod(map(self.mesh.axis_size, waiting))
+        others = [o for o in self.mesh.parallel_types() if o not in current.partial]
+        elements = math.prod(self.moves.sizes) // math.prod(map(self.mesh.axis_size, others))
+        wanted = largest_part(self.dst.axes, self.moves.sizes)
+        received = elements * (terms - 1) // terms - len(waiting)
+        return max(received, 0) + max(wanted - elements // terms, 0)
+
+    def moved(self, src: Sharding) -> tuple[Move, ...]:
+        """The best moves where no terms wait: along mesh axes, if they bring no more than one
+        exchange, which brings the least that is possible.
+        """
+        if src == self.dst:
+            return ()
+        exchange = self.moves.exchange(src, self.dst)
+        if self.mesh != self.dst.mesh:
+            return (exchange,)
+        most, number = nominal_cost(exchange), count()
+        queue: list[_Path] = [(_FREE, next(number), src, (), False)]
+        seen: set[Sharding] = set()
+        while queue:
+            _, _, current, path, _ = heappop(queue)
+            if current == self.dst:
+                return path
+            if current in seen:
+                continue
+            seen.add(current)
+            for move in self._steps(current):
+                longer = (*path, move)
+                cost = _cost(longer)
+                if cost[0] <= most:
+                    heappush(queue, (cost, next(number), move.after, longer, False))
+        return (exchange,)
+
+    def _steps(self, current: Sharding) -> Iterator[Move]:
+        """Slices to where the target has a mesh axis, gathers of axes that lie otherwise."""
+        free = self._free(current)
+        for axis, (digits, goal) in enumerate(zip(current.axes, self.dst.axes, strict=True)):
+            if digits == goal:
+                continue
+            for mesh_axis in owners_of(goal, self.mesh):
+                if mesh_axis in free:
+                    found = place_as(digits, goal, mesh_axis, self.moves.extents[axis], self.mesh)
+                    if found is not None:
+                        yield self.moves.slice(current, mesh_axis, axis, found)
+            for mesh_axis in owners_of(digits, self.mesh):
+                gather = self.moves.gather(current, mesh_axis, axis)
+                if gather is not None:
+                    yield gather
+
+    def _combining_moves(self, current: Sharding) -> Iterator[Move]:
+        waiting = self.waiting(current)
+        for mesh_axis in waiting:
+            yield self.moves.reduce(current, mesh_axis)
+            for place in self._places(current, mesh_axis):
+                yield self.moves.scatter(current, mesh_axis, *place)
+        for mesh_axis in self._free(current):
+            for place in self._places(current, mesh_axis):
+                yield self.moves.slice(current, mesh_axis, *place)
+        yield from self._balancing_moves(current)
+
+    def _balancing_moves(self, current: Sharding) -> Iterator[Move]:
+        """Exchanges that leave uneven parts otherwise along one mesh axis: with less to combine."""
+        for axis, digits in enumerate(current.axes):
+            extent = self.moves.extents[axis]
+            if is_even(digits, extent):
+                continue
+            for mesh_axis in owners_of(digits, self.mesh):
+                kept = [owner for owner in owners_of(digits, self.mesh) if owner != mesh_axis]
+                rest = keep_owners(digits, kept, extent, self.mesh)
+                without = replace(current, axes=replaced(current.axes, axis, rest))
+                for place in self._places(without, mesh_axis):
+                    after = replace(without, axes=replaced(without.axes, *place))
+                    if after.axes != current.axes:
+                        yield self.moves.exchange(current, after)
+
+    def _places(self, current: Sharding, mesh_axis: ParallelType) -> list[tuple[int, Digits]]:
+        """Where a mesh axis may go: to its place in the target, if that makes even parts.
+
+        Else anywhere, but not where parts are larger and what is wanted is no nearer. That is not
+        asked where parts are uneven: then any place may be the best in the end.
+        """
+        goal = self._place_in_target(current, mesh_axis)
+        places = [] if goal is None else [goal]
+        if goal is not None and self._is_even(current, mesh_axis, *goal):
+            return places
+        for axis, extent in enumerate(self.moves.extents):
+            found = places_for(current.axes[axis], mesh_axis, extent, self.mesh)
+            places.extend((axis, digits) for digits in found)
+        if not all(self._is_even(current, mesh_axis, *place) for place in places):
+            return places
+        measured = [(*self._measure(current, *place), *place) for place in places]
+        kept: list[tuple[int, Digits]] = []
+        least: int | None = None
+        for _, lacking, axis, digits in sorted(measured, key=lambda place: place[:2]):
+            if least is None or lacking < least:
+                kept.append((axis, digits))
+                least = lacking
+        return kept
+
+    def _place_in_target(
+        self, current: Sharding, mesh_axis: ParallelType
+    ) -> tuple[int, Digits] | None:
+        if self.mesh != self.dst.mesh:
+            return None
+        for axis, goal in enumerate(self.dst.axes):
+            extent = self.moves.extents[axis]
+            found = place_as(current.axes[axis], goal, mesh_axis, extent, self.mesh)
+            if found is not None:
+                return axis, found
         return None
-    digits = keep_owners(goal, (*present, mesh_axis), extent, mesh)
-    return _with_axis(current, axis, digits) if _leads(digits, mesh_axis) else None
 
+    def _is_even(
+        self, current: Sharding, mesh_axis: ParallelType, axis: int, digits: Digits
+    ) -> bool:
+        size = [self.moves.sizes[axis]]
+        part, whole = largest_part([digits], size), largest_part([current.axes[axis]], size)
+        return part * self.mesh.axis_size(mesh_axis) == whole
 
-def _gather(
-    current: Sharding,
-    mesh_axis: ParallelType,
-    axis: int,
-    mesh: DeviceMesh,
-    extents: Sequence[IntExpr],
-) -> Move:
-    kept = [owner for owner in owners_of(current.axes[axis], mesh) if owner != mesh_axis]
-    digits = keep_owners(current.axes[axis], kept, extents[axis], mesh)
-    received = _elements(current) * (mesh.axis_size(mesh_axis) - 1)
-    return Move(AllGather, mesh_axis, _with_axis(current, axis, digits), received, axis)
+    def _measure(self, current: Sharding, axis: int, digits: Digits) -> tuple[int, int]:
+        """Of the parts where `axis` has these digits: the largest, and what it lacks at the end."""
+        axes = replaced(current.axes, axis, digits)
+        after = replace(current, axes=axes)
+        lacking = nominal_cost(self.moves.exchange(after, self.dst))
+        return largest_part(axes, self.moves.sizes), lacking
 
+    def _free(self, current: Sharding) -> list[ParallelType]:
+        """The mesh axes along which ranks hold the same."""
+        used = {owner for digits in current.axes for owner in owners_of(digits, self.mesh)}
+        return [
+            owner
+            for owner in self.mesh.parallel_types()
+            if owner not in used and owner not in current.partial and self.mesh.axis_size(owner) > 1
+        ]
 
-def _leads(digits: Digits, mesh_axis: ParallelType) -> bool:
-    """Whether the blocks of `mesh_axis` follow one another: no local digit stands above."""
-    position = next(k for k, digit in enumerate(digits) if digit.owner == mesh_axis)
-    return all(digit.owner is not None for digit in digits[:position])
+    def _single_reduction(self, src: Sharding) -> Move | None:
+        """The one reduction that leads to the target, where none can be better.
 
-
-def _with_axis(sharding: Sharding, axis: int, digits: Digits) -> Sharding:
-    return replace(sharding, axes=(*sharding.axes[:axis], digits, *sharding.axes[axis + 1 :]))
-
-
-def _elements(sharding: Sharding) -> IntExpr:
-    return mul(const(1), *(local_extent(digits) for digits in sharding.axes))
-
-
-def _refusal(src: Sharding, dst: Sharding, reason: str) -> Refusal:
-    return Refusal("redistribute", f"{describe(src)} -> {describe(dst)}: {reason}")
+        No mesh axis is free to be cut before, or it would not pay as there are but two terms.
+        """
+        waiting = self.waiting(src)
+        if len(waiting) > 1 or self.mesh != self.dst.mesh:
+            return None
+        (mesh_axis,) = waiting
+        if self._free(src) and self.mesh.axis_size(mesh_axis) > 2:
+            return None
+        reduction = self.moves.reduce(src, mesh_axis)
+        if reduction.after == self.dst:
+            return reduction
+        place = self._place_in_target(src, mesh_axis)
+        if place is None or not self._is_even(src, mesh_axis, *place):
+            return None
+        scatter = self.moves.scatter(src, mesh_axis, *place)
+        return scatter if scatter.after == self.dst else None
