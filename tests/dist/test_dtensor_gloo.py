@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from gloo_run import run_ranks
+from meshfuse import FusionDefinition, TensorView
 from meshfuse.multidevice import DTensorFunction
 
 BATCH, SEQUENCE, EMBEDDING = 2, 3, 5
@@ -73,6 +74,8 @@ def parallel_linears(rank: int, world_size: int) -> None:
         assert lie == ((Replicate(),), (Shard(2),), (Shard(1),))
     assert len(example.forward_pass) == len(example.backward_pass) == 2
     assert check_plus_one(mesh) == 3
+    check_uneven(mesh)
+    check_part_of_the_job(rank)
 
 
 def check_plus_one(mesh: DeviceMesh) -> int:
@@ -90,6 +93,42 @@ def check_plus_one(mesh: DeviceMesh) -> int:
             assert torch.equal(y.full_tensor(), whole + 1)
             assert y.device_mesh.mesh_dim_names == ("tp",)
     return len(plus_one)
+
+
+def check_uneven(mesh: DeviceMesh) -> None:
+    """Blocks as torch.chunk makes them, shorter ones and empty ones; one definition for all."""
+    ranks = mesh.size()
+    for size in (2 * ranks + 1, ranks - 1, 1, 5 * ranks):
+        whole = integers(size, 6).float()
+        x = distribute_tensor(whole, mesh, [Shard(0)])
+        y, total = sums(x)
+        assert y.placements == (Shard(0),)
+        assert y.shape == whole.shape
+        assert torch.equal(y.to_local(), x.to_local() * 2)
+        assert torch.equal(y.full_tensor(), whole * 2)
+        assert total.placements == (Replicate(),)
+        assert torch.equal(total.to_local(), whole.sum(0))
+
+
+@DTensorFunction
+def sums(fd: FusionDefinition, x: TensorView) -> None:
+    fd.add_output(fd.ops.add(x, x))
+    fd.add_output(fd.ops.sum(x, [0]))
+
+
+def check_part_of_the_job(rank: int) -> None:
+    """On a mesh of rank 1 alone: the others pass and receive empty tensors."""
+    mesh = DeviceMesh("cpu", [1])
+    whole = integers(4, 6).float()
+    x = distribute_tensor(whole, mesh, [Shard(0)])
+    y, total = sums(x)
+    assert (y.shape, total.shape) == (whole.shape, (6,))
+    assert y.device_mesh is mesh
+    if rank == 1:
+        assert torch.equal(y.to_local(), whole * 2)
+        assert torch.equal(total.to_local(), whole.sum(0))
+    else:
+        assert y.to_local().numel() == total.to_local().numel() == 0
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

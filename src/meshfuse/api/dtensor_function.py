@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 
 from meshfuse.api.definition import FusionDefinition
-from meshfuse.api.dtensors import device_meshes_of, wrap_as_dtensor
+from meshfuse.api.dtensors import check_mesh_names, run_on_shards
 from meshfuse.api.mesh import DeviceMesh
 from meshfuse.api.tensor_view import TensorView, Val
 from meshfuse.base.bounded import BoundedTable
@@ -21,7 +21,7 @@ from meshfuse.dist.dtensor import (
     placements_of_dtensor,
     sharding_of_dtensor,
 )
-from meshfuse.dist.placements import Partial, Replicate, Shard, StridedShard
+from meshfuse.dist.placements import Shard, StridedShard
 from meshfuse.expr import const_value
 from meshfuse.facts.sharding import Sharding, describe
 from meshfuse.runtime.torch_types import from_torch_dtype
@@ -42,8 +42,8 @@ class DTensorFunction:
 
     A number stands for itself in the call, and for a Val in `define`. Called with inputs alike in
     device mesh, placements, element type, layout and number of axes it runs the definition that it
-    has; sizes may change, but for axes of size 1 and those that the ranks cannot share in equal
-    blocks. With `static_sizes` every shape has a definition of its own. Safe to use from threads.
+    has; sizes may change, but for axes of size 1 that ranks do not share. With `static_sizes` every
+    shape has a definition of its own. Safe to use from threads.
     """
 
     __slots__ = ("_define", "_definitions", "static_sizes")
@@ -56,10 +56,8 @@ class DTensorFunction:
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """The outputs, in order of `add_output`, as execute_with_dtensors gives them."""
-        device_meshes = device_meshes_of(inputs)
         shards = _shards(inputs)
-        results = self._definition(inputs, shards).execute(shards)
-        return [wrap_as_dtensor(result, device_meshes) for result in results]
+        return run_on_shards(self._definition(inputs, shards), inputs, shards)
 
     def definition_for(self, *inputs: Any) -> FusionDefinition:
         """The definition that a call with these inputs runs; made if there is none."""
@@ -70,6 +68,7 @@ class DTensorFunction:
         return len(self._definitions)
 
     def _definition(self, inputs: Sequence[Any], shards: Sequence[Any]) -> FusionDefinition:
+        check_mesh_names(inputs)
         kinds = tuple(map(self._kind, inputs, shards))
         fd = self._definitions.get(kinds)
         if fd is None:
@@ -83,7 +82,7 @@ class DTensorFunction:
         """What a definition depends on, of one input."""
         if not isinstance(value, torch.Tensor):
             return type(value)
-        sizes = tuple(value.shape) if self.static_sizes else _fixed_sizes(value)
+        sizes = _sizes(value, self.static_sizes)
         if not is_dtensor(value):
             return _TensorKind(value.dtype, sizes, value.is_contiguous(), None, ())
         dtensor: Any = value
@@ -108,22 +107,16 @@ def _shards(inputs: Sequence[Any]) -> list[Any]:
     return [local_of(value) if is_dtensor(value) else value for value in inputs]
 
 
-def _fixed_sizes(value: Any) -> tuple[int, ...]:
-    """The sizes that a definition must know: 1, and those that the ranks share in uneven blocks."""
-    divisors = [1] * value.ndim
-    placements = placements_of_dtensor(value) if is_dtensor(value) else ()
-    ranks_along = value.device_mesh.shape if placements else ()
-    for placement, ranks in zip(placements, ranks_along, strict=True):
-        match placement:
-            case Shard(dim):
-                divisors[dim] *= ranks
-            case StridedShard(dim, split_factor):
-                divisors[dim] *= ranks * split_factor
-            case Replicate() | Partial():
-                continue
+def _sizes(value: Any, are_static: bool) -> tuple[int, ...]:
+    """Sizes as a definition gives them: 1 broadcasts, unless ranks share it; -1 is any."""
+    shape = tuple(value.shape)
+    shared: frozenset[int] = frozenset()
+    if 1 in shape and is_dtensor(value):
+        placements = placements_of_dtensor(value)
+        shared = frozenset(p.dim for p in placements if isinstance(p, Shard | StridedShard))
     return tuple(
-        size if size == 1 or size % divisor else -1
-        for size, divisor in zip(value.shape, divisors, strict=True)
+        -1 if (dim in shared if size == 1 else not are_static) else size
+        for dim, size in enumerate(shape)
     )
 
 

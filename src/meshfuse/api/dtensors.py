@@ -10,7 +10,7 @@ import torch
 from meshfuse.api.definition import FusionDefinition
 from meshfuse.api.dtensor_inputs import take_dtensor
 from meshfuse.base.errors import UserAssertionError, UserTypeError
-from meshfuse.dist.dtensor import is_dtensor, make_dtensor, mesh_of
+from meshfuse.dist.dtensor import is_dtensor, is_even, make_dtensor, mesh_of
 from meshfuse.dist.placements import Replicate
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.runtime.arguments import list_inputs
@@ -32,45 +32,56 @@ def execute_with_dtensors(fd: FusionDefinition, in_dtensors: Iterable[Any]) -> l
             f"execute_with_dtensors({type(fd).__name__}, ...): takes a FusionDefinition first"
         )
     inputs = list_inputs(in_dtensors)
-    device_meshes = device_meshes_of(inputs)
+    check_mesh_names(inputs)
     fd.freeze("execute_with_dtensors")
     frozen = fd.fec.frozen_program()
     shards = [
         take_dtensor(frozen, position, value) if is_dtensor(value) else value
         for position, value in enumerate(inputs)
     ]
-    return [wrap_as_dtensor(result, device_meshes) for result in fd.execute(shards)]
+    return run_on_shards(fd, inputs, shards)
 
 
-def device_meshes_of(inputs: Sequence[Any]) -> list[Any]:
-    """The device meshes of the DTensors among `inputs`, each once.
-
-    UserAssertionError for two that name their dimensions differently.
-    """
-    found: list[Any] = []
+def check_mesh_names(inputs: Sequence[Any]) -> None:
+    """UserAssertionError for DTensors whose meshes name their dimensions differently."""
+    first: Any = None
     for position, value in enumerate(inputs):
-        if not is_dtensor(value) or any(value.device_mesh is mesh for mesh in found):
+        if not is_dtensor(value):
             continue
-        found.append(value.device_mesh)
-        names, first = value.device_mesh.mesh_dim_names, found[0].mesh_dim_names
-        if names != first:
+        first = value.device_mesh if first is None else first
+        names, expected = value.device_mesh.mesh_dim_names, first.mesh_dim_names
+        if names != expected:
             raise UserAssertionError(
                 f"execute_with_dtensors: the mesh of input {position} has mesh_dim_names {names}, "
-                f"but that of an earlier input has {first}: all must be the same"
+                f"but that of an earlier input has {expected}: all must be the same"
             )
-    return found
 
 
-def wrap_as_dtensor(result: torch.Tensor, device_meshes: Sequence[Any]) -> Any:
+def run_on_shards(fd: FusionDefinition, inputs: Sequence[Any], shards: Sequence[Any]) -> list[Any]:
+    """Run on the shards of `inputs`, which are checked; give results on the inputs' meshes."""
+    dtensors = {k: value for k, value in enumerate(inputs) if is_dtensor(value)}
+    unsaid = {
+        k: tuple(dtensor.shape) for k, dtensor in dtensors.items() if not _says_shape(dtensor)
+    }
+    device_meshes = list({id(d.device_mesh): d.device_mesh for d in dtensors.values()}.values())
+    results = fd.execute(shards, global_sizes=unsaid or None)
+    return [_wrap(result, device_meshes) for result in results]
+
+
+def _says_shape(dtensor: Any) -> bool:
+    """Whether this rank's shard shows how large the whole is."""
+    return is_even(dtensor) and dtensor.device_mesh.get_coordinate() is not None
+
+
+def _wrap(result: torch.Tensor, device_meshes: Sequence[Any]) -> Any:
     """A result of `execute` as a DTensor, on one of these device meshes if it fits."""
     if not isinstance(result, DistributedTensor):
         if not device_meshes:
             return result
         everywhere = (Replicate(),) * device_meshes[0].ndim
         return make_dtensor(result, device_meshes[0], everywhere, result.shape)
-    mesh = result.mesh
     for device_mesh in device_meshes:
-        candidate = mesh_of(device_mesh)
-        if (candidate.ids, candidate.shape) == (mesh.ids, mesh.shape):
+        mesh = mesh_of(device_mesh)
+        if (mesh.ids, mesh.shape) == (result.mesh.ids, result.mesh.shape):
             return result.to_dtensor(device_mesh)
     return result.to_dtensor()

@@ -68,6 +68,20 @@ def placements_of_dtensor(dtensor: Any) -> tuple[Placement, ...]:
     return tuple(from_torch(placement) for placement in dtensor.placements)
 
 
+def is_even(dtensor: Any) -> bool:
+    """Whether all ranks hold equal blocks, as far as placements show it."""
+    divisors = [1] * dtensor.ndim
+    for placement, ranks in zip(dtensor.placements, dtensor.device_mesh.shape, strict=True):
+        match from_torch(placement):
+            case Shard(dim):
+                divisors[dim] *= ranks
+            case StridedShard(dim, split_factor):
+                divisors[dim] *= ranks * split_factor
+            case Replicate() | Partial():
+                continue
+    return all(size % divisor == 0 for size, divisor in zip(dtensor.shape, divisors, strict=True))
+
+
 @lru_cache(64)  # torch computes its ranks anew each time, in 150 us
 def mesh_of(device_mesh: Any) -> DeviceMesh:
     """A torch DeviceMesh as meshfuse has it: ranks of the default process group, shape, names."""
