@@ -14,6 +14,7 @@ from itertools import pairwise, product
 from typing import NamedTuple, final
 
 from meshfuse.base.errors import Unsupported, UserError
+from meshfuse.dist.shard import number_digits
 from meshfuse.expr import ceildiv, const, const_value
 from meshfuse.facts.holdings import held
 from meshfuse.facts.sharding import (
@@ -89,7 +90,7 @@ def placements_of(sharding: Sharding, shape: Sequence[int] | None = None) -> tup
     symbolic extent above a mesh axis.
     """
     if shape is not None:
-        sharding = with_sizes(sharding, shape)
+        sharding = number_digits(sharding, shape)
     mesh = sharding.mesh
     if mesh is None:
         return ()
@@ -104,38 +105,6 @@ def placements_of(sharding: Sharding, shape: Sequence[int] | None = None) -> tup
                 "full_tensor() works for all shardings"
             )
     return found
-
-
-def with_sizes(sharding: Sharding, shape: Sequence[int]) -> Sharding:
-    """A sharding in numbers, given the tensor's global shape.
-
-    [mesh_x{2} i0 // 2] of 5  ->  [mesh_x{2} 3]
-    """
-    mesh = sharding.mesh
-    axes = tuple(
-        _count_blocks(tuple(_count_ranks(digit, mesh) for digit in digits), size)
-        for digits, size in zip(sharding.axes, shape, strict=True)
-    )
-    return Sharding(mesh, axes, sharding.partial)
-
-
-def _count_ranks(digit: Digit, mesh: DeviceMesh | None) -> Digit:
-    if digit.owner is None or mesh is None:
-        return digit
-    return Digit(const(mesh.axis_size(digit.owner)), digit.owner)
-
-
-def _count_blocks(digits: Digits, size: int) -> Digits:
-    """The one symbolic extent takes the rest; several stay as they are."""
-    extents = [const_value(digit.extent) for digit in digits]
-    if extents.count(None) != 1:
-        return digits
-    others = math.prod(extent for extent in extents if extent is not None)
-    rest = const(-(-size // others))
-    return tuple(
-        digit if extent is not None else Digit(rest)
-        for digit, extent in zip(digits, extents, strict=True)
-    )
 
 
 def _place(
