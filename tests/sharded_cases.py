@@ -344,6 +344,31 @@ def hidden_output_keeps_alignment(d: int) -> Built:
     return Built(fd, inputs, expected, ("all_reduce",))
 
 
+def attention_on_heads(d: int) -> Built:
+    """Attention and the gradient of its values: all of a head is on one rank."""
+    mesh = DeviceMesh(range(d))
+    shape = [2, d * 2, 5, 8]
+    with FusionDefinition() as fd:
+        query, key, value, grad = (
+            fd.define_tensor(shape, dtype=DataType.BFloat16, contiguity=True) for _ in range(4)
+        )
+        out, logsumexp, seed, offset = fd.ops.sdpfa_fwd(query, key, value, is_causal=True)
+        back = fd.ops.sdpfa_bwd(
+            grad, query, key, value, out, logsumexp, 0.0, True, seed, offset, None
+        )
+        fd.add_output(out)
+        fd.add_output(back[2])
+        for tensor in (query, key, value, grad):
+            block(mesh, tensor, 1)
+    data = integers(*shape, dtype=torch.bfloat16)
+    scores = data.double() @ data.double().mT / 8**0.5
+    hidden = ~torch.ones(5, 5, dtype=torch.bool).tril()
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    values = (weights @ data.double(), weights.mT @ data.double())
+    expected = [Expected(value.to(torch.bfloat16), 1, tolerance=2e-2) for value in values]
+    return Built(fd, [data] * 4, expected)
+
+
 CASES: dict[str, Case] = {
     case.__name__: case
     for case in (
@@ -358,6 +383,7 @@ CASES: dict[str, Case] = {
         reshape_gathers,
         reduce_scatter,
         reduce_scatter_noncontiguous,
+        attention_on_heads,
         linear_3d_weight,
         matmul_column_parallel,
         linear_column_parallel,

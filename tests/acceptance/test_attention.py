@@ -36,14 +36,16 @@ def random_tensors(
 
 
 def reference(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    operands: Sequence[torch.Tensor],
     causal: bool = False,
     scale: float | None = None,
     added: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and logsumexp, in float64. `added` is -inf where nothing may be seen."""
+    """Output and logsumexp, in float64, of query, key and value.
+
+    `added` is -inf where nothing may be seen.
+    """
+    query, key, value = operands
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = query.double() @ key.double().mT * scale
     if added is not None:
@@ -54,11 +56,19 @@ def reference(
     return torch.nan_to_num(scores.softmax(-1)) @ value.double(), scores.logsumexp(-1)
 
 
+def define_three(
+    fd: FusionDefinition, shape: Sequence[int], **keywords: Any
+) -> tuple[TensorView, TensorView, TensorView]:
+    """Query, key and value of one shape."""
+    query, key, value = (fd.define_tensor(shape, **keywords) for _ in range(3))
+    return query, key, value
+
+
 def gradients(
     grad: torch.Tensor, inputs: Sequence[torch.Tensor], **arguments: Any
 ) -> tuple[torch.Tensor, ...]:
     leaves = [x.detach().double().requires_grad_() for x in inputs]
-    out, _ = reference(leaves[0], leaves[1], leaves[2], **arguments)
+    out, _ = reference(leaves, **arguments)
     return torch.autograd.grad(out, leaves, grad.double())
 
 
@@ -104,7 +114,7 @@ def test_values_and_gradients(dtype: torch.dtype, causal: bool, scale: float | N
     fd = forward_and_backward(shape, shape, dtype, is_causal=causal, scale=scale)
     inputs = random_tensors(4, shape, dtype)
     outputs = fd.execute(inputs)
-    out, logsumexp = reference(*inputs[:3], causal, scale)
+    out, logsumexp = reference(inputs[:3], causal, scale)
     check(outputs[0], out, dtype)
     assert outputs[0].dtype == dtype
     assert outputs[1].dtype == F32
@@ -128,7 +138,7 @@ def test_other_numbers_of_queries_than_of_keys(queries: int, keys: int, causal: 
         *random_tensors(1, (3, 2, queries, 8), seed=3),
     ]
     outputs = fd.execute(inputs)
-    out, logsumexp = reference(*inputs[:3], causal)
+    out, logsumexp = reference(inputs[:3], causal)
     check(outputs[0], out, F32)
     torch.testing.assert_close(outputs[1], logsumexp.float())
     for found, want in zip(
@@ -143,14 +153,14 @@ def test_any_number_of_features(features: int, values: int) -> None:
     fd = forward_and_backward([2, 2, 4, features], [2, 2, 4, features])
     inputs = random_tensors(4, (2, 2, 4, features))
     outputs = fd.execute(inputs)
-    check(outputs[0], reference(*inputs[:3])[0], F32)
+    check(outputs[0], reference(inputs[:3])[0], F32)
     check(outputs[4], gradients(inputs[3], inputs[:3])[0], F32)
     with FusionDefinition() as fd:
         query, key = (fd.define_tensor([2, 2, 4, features]) for _ in range(2))
         value = fd.define_tensor([2, 2, 4, values])
         fd.add_output(fd.ops.sdpfa_fwd(query, key, value)[0])
     inputs[2] = random_tensors(1, (2, 2, 4, values))[0]
-    check(fd.execute(inputs[:3])[0], reference(*inputs[:3])[0], F32)
+    check(fd.execute(inputs[:3])[0], reference(inputs[:3])[0], F32)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -159,7 +169,7 @@ def test_leading_axes_are_batch_axes_on_every_path(path: str) -> None:
     fd = forward_and_backward(shape, shape, is_causal=True)
     inputs = random_tensors(4, shape)
     outputs = PATHS[path](fd, inputs)
-    out, logsumexp = reference(*inputs[:3], causal=True)
+    out, logsumexp = reference(inputs[:3], causal=True)
     check(outputs[0], out, F32)
     check(outputs[1], logsumexp, F32)
     for found, want in zip(outputs[4:], gradients(inputs[3], inputs[:3], causal=True), strict=True):
@@ -180,7 +190,9 @@ def test_bias_and_mask(
     inputs = [*random_tensors(1, queries, dtype, 1), *random_tensors(2, keys, dtype, 2)]
     added = torch.zeros(2, 3, 5, 6)
     with FusionDefinition() as fd:
-        tensors = [fd.define_tensor(list(x.shape), dtype=DATA_TYPES[dtype]) for x in inputs]
+        query, key, value = (
+            fd.define_tensor(list(x.shape), dtype=DATA_TYPES[dtype]) for x in inputs
+        )
         bias = mask = None
         if bias_shape is not None:
             bias = fd.define_tensor(bias_shape, dtype=DATA_TYPES[dtype])
@@ -192,10 +204,10 @@ def test_bias_and_mask(
             kept[0] = False  # rows that may see nothing
             inputs.append(kept)
             added = added.masked_fill(~kept, -math.inf)
-        made = fd.ops.sdpfa_fwd(*tensors, bias, mask, is_causal=causal)
+        made = fd.ops.sdpfa_fwd(query, key, value, bias, mask, is_causal=causal)
         fd.add_output(made[0])
         fd.add_output(made[1])
-    out, logsumexp = reference(*inputs[:3], causal, added=added)
+    out, logsumexp = reference(inputs[:3], causal, added=added)
     found = fd.execute(inputs)
     check(found[0], out, dtype)
     torch.testing.assert_close(found[1], logsumexp.float(), rtol=1e-4, atol=1e-4)
@@ -206,7 +218,8 @@ def test_it_is_what_torch_computes() -> None:
     fd = forward_and_backward((2, 4, 33, 64), (2, 4, 33, 64), is_causal=True)
     outputs = fd.execute([*inputs, torch.ones(2, 4, 33, 64)])
     leaves = [x.clone().requires_grad_() for x in inputs]
-    out = functional.scaled_dot_product_attention(*leaves, is_causal=True)
+    query, key, value = leaves
+    out = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     torch.testing.assert_close(outputs[0], out.detach())
     wanted = torch.autograd.grad(out.sum(), leaves)
     torch.testing.assert_close(outputs[4:], list(wanted))
@@ -214,7 +227,7 @@ def test_it_is_what_torch_computes() -> None:
 
 def test_scalars_may_be_inputs() -> None:
     with FusionDefinition() as fd:
-        tensors = [fd.define_tensor([2, 2, 4, 8]) for _ in range(3)]
+        tensors = define_three(fd, [2, 2, 4, 8])
         causal = fd.define_scalar(DataType.Bool)
         scale = fd.define_scalar(DataType.Double)
         dropout = fd.define_scalar(DataType.Double)
@@ -222,7 +235,7 @@ def test_scalars_may_be_inputs() -> None:
     inputs = random_tensors(3, (2, 2, 4, 8))
     for is_causal, factor in ((True, 0.5), (False, 2.0)):
         (found,) = fd.execute([*inputs, is_causal, factor, 0.0])
-        check(found, reference(*inputs, is_causal, factor)[0], F32)
+        check(found, reference(inputs, is_causal, factor)[0], F32)
     with pytest.raises(UserError, match=r"dropout_p must lie in \[0, 1\)"):
         fd.execute([*inputs, True, 1.0, 1.5])
 
@@ -245,13 +258,13 @@ def test_inputs_with_other_strides_than_declared(
 ) -> None:
     shape = (2, 3, 5, 8)
     with FusionDefinition() as fd:
-        tensors = [fd.define_tensor(shape) for _ in range(3)]
+        tensors = define_three(fd, shape)
         made = fd.ops.sdpfa_fwd(*tensors, is_causal=True)
         fd.add_output(made[0])
         fd.add_output(made[1])
     inputs = random_tensors(3, shape)
     outputs = fd.execute([lay_out(x) for x in inputs])
-    out, logsumexp = reference(*inputs, causal=True)
+    out, logsumexp = reference(inputs, causal=True)
     check(outputs[0], out, F32)
     check(outputs[1], logsumexp, F32)
     assert outputs[0].is_contiguous()
@@ -359,7 +372,7 @@ def test_heads_and_batch_stay_where_they_are(
     arrange = bshe if layout == "BSHE" else torch.clone
     data = [arrange(x) for x in random_tensors(4, (BATCH, HEADS, 5, 8))]
     whole = attention([BATCH, HEADS, 5, 8], LAYOUTS[layout])[0].execute(data)
-    check(whole[0], reference(*data[:3], causal=True)[0], F32)
+    check(whole[0], reference(data[:3], causal=True)[0], F32)
     shards = [[arrange(local_part(x, mesh, axes, rank)) for x in data] for rank in range(mesh.size)]
     ranks = simulate(fd, shards, per_rank=True)
     assert fd.fec.communications() == ()
@@ -383,7 +396,7 @@ def test_an_axis_of_devices_in_front() -> None:
     shards = [[bshe(x[rank : rank + 1]) for x in data] for rank in range(d)]
     ranks = simulate(fd, shards, per_rank=True)
     assert fd.fec.communications() == ()
-    out = reference(*data[:3], causal=True)[0]
+    out = reference(data[:3], causal=True)[0]
     wanted = gradients(data[3], data[:3], causal=True)
     for rank, outputs in enumerate(ranks):
         assert outputs[0].shape == (1, *shape[1:])
@@ -462,7 +475,7 @@ def test_operands_that_lie_otherwise_are_moved() -> None:
 
 def test_text_and_repr_define_it_again() -> None:
     with FusionDefinition() as fd:
-        tensors = [fd.define_tensor([-1, 4, -1, 8]) for _ in range(3)]
+        tensors = define_three(fd, [-1, 4, -1, 8])
         bias = fd.define_tensor([-1, 4, -1, -1])
         scale = fd.define_scalar(DataType.Double)
         made = fd.ops.sdpfa_fwd(*tensors, bias, dropout_p=0.5, is_causal=True, scale=scale)
@@ -509,12 +522,13 @@ def test_operands_that_do_not_fit_are_refused(
             for shape, dtype in zip(shapes, dtypes, strict=True)
         ]
         with pytest.raises(UserError, match=rf"^sdpfa_fwd\(T0 f32.*{message}"):
-            fd.ops.sdpfa_fwd(*tensors)
+            bias = tensors[3] if len(tensors) > 3 else None
+            fd.ops.sdpfa_fwd(tensors[0], tensors[1], tensors[2], bias)
 
 
 def test_scalars_of_other_kinds_are_refused() -> None:
     with FusionDefinition() as fd:
-        tensors = [fd.define_tensor(SHAPE) for _ in range(3)]
+        tensors = define_three(fd, SHAPE)
         with pytest.raises(UserError, match="dropout_p must be a real number"):
             fd.ops.sdpfa_fwd(*tensors, dropout_p=True)
         with pytest.raises(UserError, match="is_causal must be a Bool"):
@@ -530,7 +544,7 @@ def test_scalars_of_other_kinds_are_refused() -> None:
 
 def test_sizes_that_differ_when_run_are_refused() -> None:
     with FusionDefinition() as fd:
-        tensors = [fd.define_tensor([-1, -1, -1, -1]) for _ in range(3)]
+        tensors = define_three(fd, [-1, -1, -1, -1])
         fd.add_output(fd.ops.sdpfa_fwd(*tensors)[0])
     query, key, value = random_tensors(3, SHAPE)
     fd.execute([query, key, value])
