@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import singledispatch
+from functools import partial, singledispatch
 
 from meshfuse.base.errors import InvariantError, Unsupported, UserError
 from meshfuse.expr import IntExpr, ceildiv, const, const_value, known_multiple, mul
@@ -53,13 +53,16 @@ def sharding_of(program: Program, tensor: TensorName) -> Sharding:
     Raises UserError for a mesh axis that the tensor's mesh lacks, Unsupported for a mesh leaf below
     a merge that belongs to neither of the merged axes.
     """
-    mesh = program.schedule(tensor).mesh
-    digits = axis_digits(program, tensor)
-    axes = _tensor_digits(program, tensor, digits)
     waiting = [a for a in program.tensor(tensor).logical if a.kind is AxisKind.partial]
+    given = program.fusion.exprs if waiting else None
+    return program.remember("sharding", tensor, partial(_find_sharding, program, waiting), given)
+
+
+def _find_sharding(program: Program, waiting: Sequence[IterDomain], tensor: TensorName) -> Sharding:
+    mesh, axes = program.schedule(tensor).mesh, _tensor_digits(program, tensor)
     if not waiting:
         return Sharding(mesh, axes)
-    function = _reduction_behind(program, tensor)
+    digits, function = axis_digits(program, tensor), _reduction_behind(program, tensor)
     owners = {owner: function for a in waiting for owner in owners_of(digits[a.name], mesh)}
     return Sharding(mesh, axes, owners)
 
@@ -71,18 +74,26 @@ def written_sharding_of(program: Program, tensor: TensorName) -> Sharding:
     return replace(found, axes=tuple(canonical(digits[a.name], a.extent, None) for a in axes))
 
 
-def _tensor_digits(
-    program: Program, tensor: TensorName, digits: Mapping[AxisName, Digits]
-) -> tuple[Digits, ...]:
+def _tensor_digits(program: Program, tensor: TensorName) -> tuple[Digits, ...]:
+    """Canonical digits of the tensor axes."""
+    return program.remember("tensor_digits", tensor, partial(_find_tensor_digits, program))
+
+
+def _find_tensor_digits(program: Program, tensor: TensorName) -> tuple[Digits, ...]:
     axes, mesh = program.tensor(tensor).tensor_axes, program.schedule(tensor).mesh
+    digits = axis_digits(program, tensor)
     return tuple(canonical(digits[axis.name], axis.extent, mesh) for axis in axes)
 
 
-def axis_digits(program: Program, tensor: TensorName) -> dict[AxisName, Digits]:
+def axis_digits(program: Program, tensor: TensorName) -> Mapping[AxisName, Digits]:
     """The digits of each root and logical axis, tensor axis or not, as the loop nest has them.
 
     Left out are root axes of which ranks hold no whole pieces.
     """
+    return program.remember("axis_digits", tensor, partial(_find_axis_digits, program))
+
+
+def _find_axis_digits(program: Program, tensor: TensorName) -> Mapping[AxisName, Digits]:
     schedule, axes = program.schedule(tensor), program.all_axes(tensor)
     digits: dict[AxisName, Digits] = {}
     for leaf in schedule.leaves:
@@ -140,7 +151,7 @@ def _undo_root(
 
 def local_extents(program: Program, tensor: TensorName) -> tuple[IntExpr, ...]:
     """What one rank holds of each tensor axis; the largest block where blocks are uneven."""
-    axes = _tensor_digits(program, tensor, axis_digits(program, tensor))
+    axes = _tensor_digits(program, tensor)
     return tuple(local_extent(digits) for digits in axes)
 
 
@@ -194,9 +205,11 @@ def has_mesh_leaf(program: Program, tensor: TensorName) -> bool:
 
 
 def canonical(digits: Sequence[Digit], extent: IntExpr, mesh: DeviceMesh | None) -> Digits:
-    """Drop digits that spread nothing, merge local neighbours; the last local one takes the rest.
+    """Drop digits that spread nothing, merge local neighbours; one local digit takes the rest: that
+    of symbolic extent, else the first, whose extent does not say how long the pieces below are.
 
     [2@x, 3, n/6] -> [2@x, n/2]     [2, n/2] -> [n]     [1@x, n] -> [n] where x has one rank.
+    [2, 2@x, 3] over 7 stays, as [ceil(ceil(n/3)/2), 2@x, 3] does.
     Without a mesh, every mesh digit stays.
     """
     merged: list[Digit] = []
@@ -209,14 +222,16 @@ def canonical(digits: Sequence[Digit], extent: IntExpr, mesh: DeviceMesh | None)
             merged[-1] = Digit(merged[-1].extent * digit.extent)
         elif digit.extent is not const(1):
             merged.append(digit)
-    last = max((k for k, digit in enumerate(merged) if digit.owner is None), default=None)
     if not merged:
         return (Digit(extent),)
-    if last is None:
+    local = [k for k, digit in enumerate(merged) if digit.owner is None]
+    if not local:
         return tuple(merged)
-    others = mul(const(1), *(digit.extent for k, digit in enumerate(merged) if k != last))
+    symbolic = [k for k in local if const_value(merged[k].extent) is None]
+    taking = symbolic[-1] if symbolic else local[0]
+    others = mul(const(1), *(digit.extent for k, digit in enumerate(merged) if k != taking))
     rest = extent if others is const(1) else ceildiv(extent, others)
-    merged[last] = Digit(rest)
+    merged[taking] = Digit(rest)
     return tuple(digit for digit in merged if digit.owner or digit.extent is not const(1)) or (
         Digit(extent),
     )

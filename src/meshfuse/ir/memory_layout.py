@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -86,7 +86,7 @@ class _Memory:
     `away` are the axes that lie on other ranks or in other chunks: here they are one long.
     """
 
-    axes: dict[AxisName, IterDomain]
+    axes: Mapping[AxisName, IterDomain]
     away: set[AxisName]
     places: list[tuple[AxisName, Flag]]
     call: str

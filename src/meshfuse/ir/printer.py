@@ -334,7 +334,7 @@ def program_statement(program: Program) -> ProgramStatement:
 
 def _values(entry: TensorDef | Schedule) -> tuple[Any, ...]:
     """The fields of a table's entry; its statement has the same, after the name."""
-    return tuple(getattr(entry, each.name) for each in fields(entry))
+    return tuple(getattr(entry, each.name) for each in fields(entry) if each.init)
 
 
 def highest_serials(body: Iterable[ProgramLine]) -> Mapping[str, int]:

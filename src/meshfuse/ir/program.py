@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import TypeVar, cast, final
 
 from meshfuse.expr import ceildiv
 from meshfuse.ir.axes import AxisName, IterDomain, TensorName
 from meshfuse.ir.fusion import Fusion, TensorDef
 from meshfuse.ir.schedule import Merge, Schedule, Split, Step, Swizzle1d
+
+_Answer = TypeVar("_Answer")
 
 
 @final
@@ -35,14 +37,35 @@ class Program:
         axes = self.all_axes(name)
         return tuple(axes[leaf] for leaf in self.schedules[name].leaves)
 
-    def all_axes(self, name: TensorName) -> dict[AxisName, IterDomain]:
+    def all_axes(self, name: TensorName) -> Mapping[AxisName, IterDomain]:
         """Every axis of a tensor by name: root, logical, and all that its steps derive."""
+        return self.remember("all_axes", name, self._find_all_axes)
+
+    def _find_all_axes(self, name: TensorName) -> Mapping[AxisName, IterDomain]:
         definition = self.fusion.tensors[name]
         axes = {axis.name: axis for axis in definition.root}
         _derive(definition.root_steps, axes)
         axes |= {axis.name: axis for axis in definition.logical}
         _derive(self.schedules[name].steps, axes)
         return axes
+
+    def remember(
+        self,
+        question: str,
+        name: TensorName,
+        find: Callable[[TensorName], _Answer],
+        given: object = None,
+    ) -> _Answer:
+        """What `find` derives from a tensor's definition and schedule, and `given`, alone.
+
+        It is found once for the same objects, in whatever Programs they stand, and must not be
+        changed. Passes ask the same of each tensor again and again, in thousands of Programs.
+        """
+        definition, answers = self.fusion.tensors[name], self.schedules[name].answers
+        known = answers.get(question)
+        if known is None or known[0] is not definition or known[1] is not given:
+            known = answers[question] = (definition, given, find(name))
+        return cast(_Answer, known[2])
 
 
 def _derive(steps: Iterable[Step], axes: dict[AxisName, IterDomain]) -> None:

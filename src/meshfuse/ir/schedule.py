@@ -121,7 +121,7 @@ class Schedule:
     A leaf that `bindings` does not name is serial. A mesh axis on a reduction leaf says that the
     reduction crosses ranks; at most one iteration leaf carries a given mesh axis. `inline_depth` is
     the number of outer leaves shared with the consumers. `allocation` None: row-major and
-    contiguous.
+    contiguous. `answers` remembers what was derived from it: see Program.remember.
     """
 
     leaves: tuple[AxisName, ...]
@@ -132,6 +132,12 @@ class Schedule:
     memory: MemoryType = MemoryType.global_
     inline_depth: int = 0
     stages: int = 1
+    answers: dict[str, tuple[object, object, object]] = field(
+        default_factory=dict[str, tuple[object, object, object]],
+        init=False,
+        compare=False,
+        repr=False,
+    )
 
     def binding(self, leaf: AxisName) -> ParallelType:
         return self.bindings.get(leaf, ParallelType.serial)
