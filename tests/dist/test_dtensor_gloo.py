@@ -133,7 +133,7 @@ def check_part_of_the_job(rank: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_parallel_linears(ranks: int) -> None:
-    run_ranks(parallel_linears, ranks)
+    run_ranks(parallel_linears, ranks, deadline=110)
 
 
 def on_a_grid(rank: int, world_size: int) -> None:
@@ -150,4 +150,4 @@ def on_a_grid(rank: int, world_size: int) -> None:
 
 
 def test_grid() -> None:
-    run_ranks(on_a_grid, 4)
+    run_ranks(on_a_grid, 4, deadline=110)
