@@ -531,6 +531,8 @@ def test_scalars_of_other_kinds_are_refused() -> None:
         tensors = define_three(fd, SHAPE)
         with pytest.raises(UserError, match="dropout_p must be a real number"):
             fd.ops.sdpfa_fwd(*tensors, dropout_p=True)
+        with pytest.raises(UserError, match=r"dropout_p must lie in \[0, 1\), got 1.0"):
+            fd.ops.sdpfa_fwd(*tensors, dropout_p=1.0)
         with pytest.raises(UserError, match="is_causal must be a Bool"):
             fd.ops.sdpfa_fwd(*tensors, is_causal=1)
         with pytest.raises(UserError, match="scale must be a real number"):

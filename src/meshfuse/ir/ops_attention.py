@@ -28,7 +28,7 @@ from meshfuse.ir.infer import (
     operand_dtype,
     tensor_shape,
 )
-from meshfuse.ir.ops import LibraryExpr, Operand
+from meshfuse.ir.ops import LibraryExpr, Literal, Operand
 from meshfuse.ir.program import Program
 
 LEAST_RANK = 4
@@ -178,6 +178,8 @@ def _check_scalars(call: str, program: Program, expr: Attention) -> None:
     for name, operand in reals.items():
         if operand is not None and operand_dtype(operand, lookup)[0] is DataType.Bool:
             raise UserError(f"{call}: {name} must be a real number")
+    if isinstance(expr.dropout_p, Literal) and not 0 <= expr.dropout_p.value < 1:
+        raise UserError(f"{call}: dropout_p must lie in [0, 1), got {expr.dropout_p.value}")
     if operand_dtype(expr.is_causal, lookup)[0] is not DataType.Bool:
         raise UserError(f"{call}: is_causal must be a Bool")
 

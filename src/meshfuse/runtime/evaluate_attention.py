@@ -53,20 +53,13 @@ def _(expr: SdpfaFwd, env: Environment) -> tuple[Value, ...]:
     bias = None if expr.bias is None else env.tensor(expr.bias)
     mask = None if expr.mask is None else env.tensor(expr.mask)
     dropout_p = _dropout(expr, env)
-    seed, offset = 0, 0
-    kept = None
+    state, kept = None, None
     if dropout_p and expr.rng_seed is not None and expr.rng_offset is not None:
         state = state_of(expr.rng_seed, expr.rng_offset, expr.draw, env)
-        seed, offset = state.seed, state.offset
         kept = _kept(expr.out, key.shape[-2], state, dropout_p, env)
     scores = Scores(_scale(expr, query, env), _causal(expr, env), bias, mask, dropout_p, kept)
     out, logsumexp = attend(query, key, value, scores)
-    results = (
-        out,
-        logsumexp,
-        torch.tensor([seed, 0], device=query.device),
-        torch.tensor(offset, device=query.device),
-    )
+    results = (out, logsumexp, *_as_tensors(state, query.device))
     return _own_parts(expr, results, query.dim() - 2, env)
 
 
@@ -84,6 +77,16 @@ def _(expr: SdpfaBwd, env: Environment) -> tuple[Value, ...]:
     scores = Scores(scale, is_causal, dropout_p=dropout_p, kept=kept)
     results = attend_backward(grad_out, query, key, value, out, logsumexp, scores)
     return _own_parts(expr, results, query.dim() - 2, env)
+
+
+def _as_tensors(
+    state: RandomState | None, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Seed [2] and offset; without a state zeros, which need no copy to the device."""
+    if state is None:
+        whole = {"dtype": torch.int64, "device": device}
+        return torch.zeros(2, **whole), torch.zeros((), **whole)
+    return torch.tensor([state.seed, 0], device=device), torch.tensor(state.offset, device=device)
 
 
 def _own_parts(
@@ -119,7 +122,8 @@ def _scale(expr: Attention, query: torch.Tensor, env: Environment) -> float:
 def _dropout(expr: Attention, env: Environment) -> float:
     dropout_p = float(scalar_value(expr.dropout_p, env))
     if not 0.0 <= dropout_p < 1.0:
-        raise UserError(f"{type(expr).__name__.lower()}: dropout_p must lie in [0, 1)")
+        function = "sdpfa_fwd" if isinstance(expr, SdpfaFwd) else "sdpfa_bwd"
+        raise UserError(f"{function} {expr.outs[0]}: dropout_p must lie in [0, 1), got {dropout_p}")
     return dropout_p
 
 
