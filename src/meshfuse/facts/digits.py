@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from meshfuse.expr import IntExpr
+from meshfuse.expr import IntExpr, const_value
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
 
@@ -41,3 +41,15 @@ class Sharding:
     mesh: DeviceMesh | None
     axes: tuple[Digits, ...]
     partial: Mapping[ParallelType, str] = field(default_factory=dict[ParallelType, str], hash=False)
+
+
+def remaining_digit(digits: Sequence[Digit]) -> int | None:
+    """The place of the local digit that takes what the others leave of an axis, if there is one.
+
+    That of symbolic extent; else the first, whose extent does not say how long pieces below it are:
+
+        [2@x, n/2] -> n/2     [n/6, 2@x, 3] -> n/6     [2, 2@x, 3] over 7 -> 2
+    """
+    local = [k for k, digit in enumerate(digits) if digit.owner is None]
+    symbolic = [k for k in local if const_value(digits[k].extent) is None]
+    return symbolic[-1] if symbolic else next(iter(local), None)

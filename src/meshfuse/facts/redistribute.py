@@ -19,7 +19,15 @@ from typing import Final, final
 from meshfuse.base.errors import InvariantError
 from meshfuse.expr import IntExpr
 from meshfuse.facts.holdings import is_even
-from meshfuse.facts.moves import Move, Moves, nominal_cost, place_as, places_for, replaced
+from meshfuse.facts.moves import (
+    Move,
+    Moves,
+    keeps_places,
+    nominal_cost,
+    place_as,
+    places_for,
+    replaced,
+)
 from meshfuse.facts.received import largest_part
 from meshfuse.facts.refusal import Refusal
 from meshfuse.facts.sharding import Digits, Sharding, describe, keep_owners, owners_of
@@ -34,7 +42,7 @@ from meshfuse.ir.comm import (
 )
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
-__all__ = ["COMMUNICATION_NAMES", "Move", "communication_of", "plan"]
+__all__ = ["COMMUNICATION_NAMES", "Move", "communication_of", "leads", "plan"]
 
 COMMUNICATION_NAMES: Final[dict[type[Communication], str]] = {
     AllGather: "all_gather",
@@ -73,6 +81,39 @@ def communication_of(move: Move, out: TensorName, src: TensorName) -> Communicat
     if move.communication is AllGather:
         return AllGather(out, src, move.mesh_axis, move.axis)
     return LocalSlice(out, src, move.mesh_axis, move.axis)
+
+
+def leads(expr: Communication, have: Sharding, want: Sharding) -> bool:
+    """Whether a communication leads from one sharding to another."""
+    match expr:
+        case AllGather(mesh_axis=mesh_axis, axis=axis):
+            return _differ_along(want, have, mesh_axis, axis) and have.partial == want.partial
+        case LocalSlice(mesh_axis=mesh_axis, axis=axis):
+            return _differ_along(have, want, mesh_axis, axis) and have.partial == want.partial
+        case AllReduce(mesh_axis=mesh_axis, function=function):
+            combined = {**want.partial, mesh_axis: function} == have.partial
+            return combined and have.mesh == want.mesh and have.axes == want.axes
+        case ReduceScatter(mesh_axis=mesh_axis, axis=axis, function=function):
+            combined = {**want.partial, mesh_axis: function} == have.partial
+            return combined and _differ_along(have, want, mesh_axis, axis)
+        case Exchange():
+            same = have.mesh == want.mesh or not have.partial
+            return same and have.partial == want.partial and None not in (have.mesh, want.mesh)
+        case _:
+            return False
+
+
+def _differ_along(whole: Sharding, cut: Sharding, mesh_axis: ParallelType, axis: int) -> bool:
+    """Whether `cut` is `whole` with `axis` also cut along `mesh_axis`."""
+    before, after = whole.axes[axis], cut.axes[axis]
+    owners = {*owners_of(before, whole.mesh), mesh_axis}
+    return (
+        whole.mesh == cut.mesh
+        and replaced(whole.axes, axis, after) == cut.axes
+        and mesh_axis not in owners_of(before, whole.mesh)
+        and owners == set(owners_of(after, cut.mesh))
+        and keeps_places(before, after)
+    )
 
 
 def _impossible(src: Sharding, dst: Sharding) -> str | None:

@@ -9,7 +9,7 @@ from functools import partial, singledispatch
 from meshfuse.base.errors import InvariantError, Unsupported, UserError
 from meshfuse.expr import IntExpr, ceildiv, const, const_value, known_multiple, mul
 from meshfuse.expr.polynomial import quotient_if_exact
-from meshfuse.facts.digits import Digit, Digits, Sharding
+from meshfuse.facts.digits import Digit, Digits, Sharding, remaining_digit
 from meshfuse.facts.holdings import coordinate_symbol, held_count
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
 from meshfuse.ir.comm import AllReduce, ReduceScatter
@@ -31,6 +31,7 @@ __all__ = [
     "deal_digits",
     "describe",
     "describe_axes",
+    "describe_digits",
     "has_mesh_leaf",
     "keep_owners",
     "local_extent",
@@ -121,11 +122,13 @@ def _undo(
         case Split(source, outer, inner):
             digits[source] = digits[outer] + digits[inner]
         case Merge(outer, inner, out):
-            pair = _unmerge(digits[out], axes[outer], axes[inner])
+            pair = deal_digits(digits[out], axes[outer], axes[inner])
             if pair is None:
+                owners = ", ".join(str(d.owner) for d in digits[out] if d.owner is not None)
                 raise Unsupported(
                     f"sharding of {tensor}: axis {out} merges {axes[outer]} and {axes[inner]}, "
-                    "and a mesh leaf below it belongs to neither; split before merging"
+                    f"and what {owners} leaves to a rank of it, {describe_digits(digits[out])}, is "
+                    f"no part of each; split {outer} or {inner} over {owners} before merging"
                 )
             digits[outer], digits[inner] = pair
         case Swizzle1d(source, out):
@@ -205,8 +208,7 @@ def has_mesh_leaf(program: Program, tensor: TensorName) -> bool:
 
 
 def canonical(digits: Sequence[Digit], extent: IntExpr, mesh: DeviceMesh | None) -> Digits:
-    """Drop digits that spread nothing, merge local neighbours; one local digit takes the rest: that
-    of symbolic extent, else the first, whose extent does not say how long the pieces below are.
+    """Drop digits that spread nothing, merge local neighbours; one takes what the others leave.
 
     [2@x, 3, n/6] -> [2@x, n/2]     [2, n/2] -> [n]     [1@x, n] -> [n] where x has one rank.
     [2, 2@x, 3] over 7 stays, as [ceil(ceil(n/3)/2), 2@x, 3] does.
@@ -224,11 +226,9 @@ def canonical(digits: Sequence[Digit], extent: IntExpr, mesh: DeviceMesh | None)
             merged.append(digit)
     if not merged:
         return (Digit(extent),)
-    local = [k for k, digit in enumerate(merged) if digit.owner is None]
-    if not local:
+    taking = remaining_digit(merged)
+    if taking is None:
         return tuple(merged)
-    symbolic = [k for k in local if const_value(merged[k].extent) is None]
-    taking = symbolic[-1] if symbolic else local[0]
     others = mul(const(1), *(digit.extent for k, digit in enumerate(merged) if k != taking))
     rest = extent if others is const(1) else ceildiv(extent, others)
     merged[taking] = Digit(rest)
@@ -273,12 +273,16 @@ def describe_axes(sharding: Sharding) -> str:
     return _describe_blocks(sharding) + _describe_terms(sharding)
 
 
-def _describe_blocks(sharding: Sharding) -> str:
-    def digit_text(digit: Digit) -> str:
-        return str(digit.extent) if digit.owner is None else f"{digit.owner}{{{digit.extent}}}"
+def describe_digits(digits: Sequence[Digit]) -> str:
+    """One axis for messages: `mesh_x{2} 3`."""
+    return " ".join(
+        str(digit.extent) if digit.owner is None else f"{digit.owner}{{{digit.extent}}}"
+        for digit in digits
+    )
 
-    axes = ", ".join(" ".join(map(digit_text, digits)) for digits in sharding.axes)
-    return f"[{axes}]"
+
+def _describe_blocks(sharding: Sharding) -> str:
+    return f"[{', '.join(map(describe_digits, sharding.axes))}]"
 
 
 def _describe_terms(sharding: Sharding) -> str:

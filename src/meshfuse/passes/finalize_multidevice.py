@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from meshfuse.base.errors import InvariantError, Unsupported, UserError
+from meshfuse.base.errors import InvariantError, UserError
 from meshfuse.base.trace import Note
 from meshfuse.expr import const_value
 from meshfuse.facts.facts import tensor_outputs
-from meshfuse.facts.redistribute import communication_of, plan
-from meshfuse.facts.refusal import Refusal
-from meshfuse.facts.sharding import Digits, axis_digits, describe, sharding_of
+from meshfuse.facts.redistribute import leads
+from meshfuse.facts.sharding import describe, sharding_of
 from meshfuse.ir.axes import IterDomain, TensorName
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.mesh import ParallelType
@@ -35,19 +34,16 @@ def finalize_multidevice(program: Program) -> tuple[Program, tuple[Note, ...]]:
 
 
 def _check_expr(program: Program, expr: Expr) -> None:
-    """Raise InvariantError unless `expr` is local or the one communication that it should be."""
+    """Raise InvariantError unless `expr` is local or a communication that leads where it should."""
     outs = tensor_outputs(program, expr)
     mesh = program.schedule(outs[0]).mesh if outs else None
     if mesh is None:
         return
     if isinstance(expr, Communication):
-        extents = [axis.extent for axis in program.tensor(expr.src).tensor_axes]
         have, want = sharding_of(program, expr.src), sharding_of(program, expr.out)
-        moves = plan(have, want, extents)
-        if not isinstance(moves, Refusal):
-            if [communication_of(move, expr.out, expr.src) for move in moves] == [expr]:
-                return
-        raise InvariantError(f"{expr} leads from {describe(have)} to {describe(want)}")
+        if not leads(expr, have, want):
+            raise InvariantError(f"{expr} does not lead from {describe(have)} to {describe(want)}")
+        return
     if not is_local(program, expr, mesh):
         raise InvariantError(f"{expr} is neither local nor a communication")
 
@@ -56,7 +52,7 @@ def check_tensor(program: Program, tensor: TensorName) -> None:
     """Check the mesh leaves of one tensor.
 
     Raises UserError if a mesh axis is bound without a mesh, is none of the mesh, has another size
-    than the leaf, or is bound to two iteration leaves; Unsupported for blocks that are uneven.
+    than the leaf, or is bound to two iteration leaves. Blocks may be uneven.
     """
     schedule = program.schedule(tensor)
     seen: dict[tuple[ParallelType, bool], IterDomain] = {}
@@ -75,24 +71,3 @@ def check_tensor(program: Program, tensor: TensorName) -> None:
         earlier = seen.setdefault((owner, leaf.kind.is_tensor_axis), leaf)
         if earlier is not leaf:
             raise UserError(f"{place}: loop axis {earlier} is bound to it already")
-    if seen:
-        digits = axis_digits(program, tensor)
-        for axis in program.tensor(tensor).logical:
-            _check_even(tensor, axis, digits[axis.name])
-
-
-def _check_even(tensor: TensorName, axis: IterDomain, digits: Digits) -> None:
-    if all(digit.owner is None for digit in digits):
-        return
-    size, sizes = const_value(axis.extent), [const_value(digit.extent) for digit in digits]
-    if size is None or None in sizes:
-        return
-    product = 1
-    for extent in sizes:
-        product *= extent or 0
-    if product != size:
-        owners = ", ".join(str(digit.owner) for digit in digits if digit.owner)
-        raise Unsupported(
-            f"sharding of {tensor}: axis {axis} does not divide into equal blocks over {owners}; "
-            "the size must be a multiple of the number of ranks"
-        )

@@ -11,9 +11,18 @@ import pytest
 from index_sets import Steps, holdings, is_possible, moved, shardings, with_terms
 from meshfuse.expr import IntExpr, const, const_value, symbol
 from meshfuse.facts.digits import Digit, Sharding
-from meshfuse.facts.redistribute import Move, plan
+from meshfuse.facts.redistribute import Move, communication_of, leads, plan
 from meshfuse.facts.refusal import Refusal
 from meshfuse.facts.sharding import canonical
+from meshfuse.ir.axes import TensorName
+from meshfuse.ir.comm import (
+    AllGather,
+    AllReduce,
+    Communication,
+    Exchange,
+    LocalSlice,
+    ReduceScatter,
+)
 from meshfuse.ir.mesh import DeviceMesh, ParallelType, make_mesh
 
 X, Y, Z = ParallelType.mesh_x, ParallelType.mesh_y, ParallelType.mesh_z
@@ -160,6 +169,30 @@ def test_what_is_impossible_is_refused() -> None:
         assert "[12, 18] on DeviceMesh{0 1 2 3}" in refusal.reason and reason in refusal.reason
 
 
+def test_communications_that_lead_elsewhere() -> None:
+    whole, rows = sharding(LINE, SIZES, (), ()), sharding(LINE, SIZES, (X,), ())
+    cyclic, terms = (
+        sharding(LINE, SIZES, (3, X), ()),
+        sharding(LINE, SIZES, (), (), partial={X: "sum"}),
+    )
+    out, src = TensorName("T1"), TensorName("T0")
+    wrong: tuple[tuple[Communication, Sharding, Sharding], ...] = (
+        (AllGather(out, src, X, 0), whole, rows),
+        (AllGather(out, src, X, 0), rows, cyclic),
+        (AllGather(out, src, X, 1), rows, whole),
+        (AllGather(out, src, Y, 0), rows, whole),
+        (LocalSlice(out, src, X, 0), terms, rows),
+        (AllReduce(out, src, X, "max"), terms, whole),
+        (AllReduce(out, src, X), terms, rows),
+        (ReduceScatter(out, src, X, 0), terms, whole),
+        (Exchange(out, src), terms, rows),
+    )
+    for expr, have, want in wrong:
+        assert not leads(expr, have, want), expr
+    assert leads(ReduceScatter(out, src, X, 0), terms, cyclic)
+    assert leads(Exchange(out, src), rows, cyclic)
+
+
 def test_large_meshes_are_planned_without_visiting_ranks() -> None:
     sizes = (8192, 4096)
     mesh = make_mesh([[32 * row + column for column in range(32)] for row in range(32)])
@@ -183,6 +216,9 @@ def check(src: Sharding, dst: Sharding, sizes: tuple[int, ...], steps: Steps | N
     assert not isinstance(moves, Refusal), moves
     held, current, total = holdings(src, sizes, src), src, 0
     for move in moves:
+        assert leads(
+            communication_of(move, TensorName("T1"), TensorName("T0")), current, move.after
+        )
         held, received = moved(held, current, move, sizes)
         assert held == holdings(move.after, sizes, src), (src, dst, move)
         assert const_value(move.elements) == received, (src, dst, move)

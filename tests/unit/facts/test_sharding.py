@@ -93,8 +93,28 @@ def test_a_merge_whose_digits_straddle_is_refused() -> None:
     x = recorder.input([3, 4])
     recorder.program = transforms.merge(recorder.program, x, 0, 1)
     recorder.block(LINE, x, 0)
-    with pytest.raises(Unsupported, match=r"T0: axis a2 merges a0:i\{3\} and a1:i\{4\}"):
+    with pytest.raises(Unsupported) as raised:
         sharding_of(recorder.program, x)
+    assert str(raised.value) == (
+        "sharding of T0: axis a2 merges a0:i{3} and a1:i{4}, and what mesh_x leaves to a rank of "
+        "it, mesh_x{2} 6, is no part of each; split a0 or a1 over mesh_x before merging"
+    )
+
+
+def test_a_merge_is_dealt_out_where_parts_are_whole() -> None:
+    """Whole rows, even if not all ranks have as many; every third column; unknown many rows."""
+    for shape, factor, inner, expected in (
+        ([5, 2], 3, False, "[mesh_x{3} 2, 2]"),
+        ([5, 6], 3, True, "[5, 2 mesh_x{3}]"),
+        ([-1, 6], 3, False, "[mesh_x{3} (i0 + 2) // 3, 6]"),
+    ):
+        recorder = Recorder()
+        x = recorder.input(shape)
+        recorder.replicate(make_mesh(range(3)), x)
+        recorder.program = transforms.merge(recorder.program, x, 0, 1)
+        recorder.program = transforms.split(recorder.program, x, 0, factor, inner)
+        recorder.bind(x, int(inner), X)
+        assert text(recorder, x) == expected
 
 
 def test_a_mesh_axis_that_is_not_there() -> None:

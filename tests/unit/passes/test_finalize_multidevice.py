@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from meshfuse.base.errors import InvariantError, Unsupported, UserError
+from meshfuse.base.errors import InvariantError, UserError
 from meshfuse.base.trace import Note
 from meshfuse.ir import transforms
 from meshfuse.ir.mesh import ParallelType, make_mesh
 from meshfuse.ir.program import Program
-from meshfuse.passes.finalize_multidevice import finalize_multidevice
+from meshfuse.passes.finalize_multidevice import check_tensor, finalize_multidevice
 from meshfuse.passes.pipeline import PRESEGMENTATION, run_passes
 from program_recorder import Recorder
 
@@ -55,7 +55,7 @@ def test_a_mesh_axis_without_a_mesh() -> None:
         run_passes(recorder.program)
 
 
-def test_uneven_blocks() -> None:
+def test_uneven_blocks_are_sound() -> None:
     recorder = relu(6)
     x, y = recorder.program.fusion.tensors
     recorder.replicate(make_mesh(range(4)), y)
@@ -63,7 +63,8 @@ def test_uneven_blocks() -> None:
     recorder.bind(x, 0, X)
     schedule = recorder.program.schedule(x)
     program = recorder.program.with_schedule(x, replace(schedule, mesh=make_mesh(range(4))))
-    with pytest.raises(Unsupported, match=r"T0: axis a0:i\{6\} does not divide into equal blocks"):
+    check_tensor(program, x)
+    with pytest.raises(InvariantError, match="neither local nor a communication"):
         finalize_multidevice(program)
 
 
