@@ -311,6 +311,38 @@ def sequence_parallel_var_mean(d: int) -> Built:
     return Built(fd, [data], expected)
 
 
+def vocabulary_parallel_embedding(d: int) -> Built:
+    """Each rank looks up the rows that it holds, and the sum is scattered over the sequence."""
+    mesh = DeviceMesh(range(d))
+    with FusionDefinition() as fd:
+        tokens = fd.define_tensor([2, -1], dtype=DataType.Int, contiguity=True)
+        table = fd.define_tensor([d * 5, 8], contiguity=True)
+        rows = fd.ops.embedding_fwd(tokens, table)
+        fd.add_output(rows * 2.0)
+        replicate(mesh, tokens)
+        block(mesh, table, 0)
+        block(mesh, rows, 1)
+    inputs = [integers(2, d * 3, dtype=torch.int64) % (d * 5), integers(d * 5, 8)]
+    expected = [Expected(inputs[1][inputs[0]] * 2, 1)]
+    return Built(fd, inputs, expected, ("reduce_scatter",))
+
+
+def rotary_embedding(d: int) -> Built:
+    """Heads in blocks, turned by their position: slices, cat and iota, and nothing moves."""
+    mesh = DeviceMesh(range(d))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([d * 2, 3, 8], contiguity=True)
+        low = fd.ops.slice(x, [0, 0, 0], [d * 2, 3, 4])
+        high = fd.ops.slice(x, [0, 0, 4], [d * 2, 3, 8])
+        turned = fd.ops.cat([fd.ops.neg(high), low], -1)
+        position = fd.ops.broadcast(fd.ops.iota(3, dtype=DataType.Float), [False, True])
+        fd.add_output(x + turned * position)
+        block(mesh, x, 0)
+    data = integers(d * 2, 3, 8)
+    turned_value = torch.cat([-data[..., 4:], data[..., :4]], -1)
+    return Built(fd, [data], [Expected(data + turned_value * torch.arange(3.0)[:, None], 0)])
+
+
 def replicated_to_sharded(d: int) -> Built:
     """A local slice: nothing moves."""
     mesh = DeviceMesh(range(d))
@@ -390,6 +422,8 @@ CASES: dict[str, Case] = {
         linear_row_parallel,
         sequence_parallel_mlp,
         sequence_parallel_var_mean,
+        vocabulary_parallel_embedding,
+        rotary_embedding,
         replicated_to_sharded,
         hidden_output_keeps_alignment,
     )
