@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from meshfuse.base.errors import InvariantError, Unsupported
-from meshfuse.expr import Const, IntExpr, Symbol, free_symbols, symbol
+from meshfuse.expr import Const, IntExpr, Symbol, const, free_symbols, symbol
 from meshfuse.facts.sharding import Digits, axis_digits, canonical, rank_extent
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
 from meshfuse.ir.fusion import TensorDef
@@ -137,8 +137,14 @@ def _local_definition(
         own = canonical(digits[axis], axes[axis].extent, mesh)
         return namer.local(rank_extent(own, axes[axis].extent, mesh))
 
+    def local_axis(axis: IterDomain) -> IterDomain:
+        """A broadcast axis that some ranks do not have is no broadcast axis."""
+        extent = local_size(axis.name)
+        is_spread = axis.kind is AxisKind.broadcast and extent is not const(1)
+        return IterDomain(axis.name, AxisKind.iteration if is_spread else axis.kind, extent)
+
     if all(axis.kind is not AxisKind.partial for axis in definition.logical):
-        logical = tuple(replace(a, extent=local_size(a.name)) for a in definition.logical)
+        logical = tuple(map(local_axis, definition.logical))
         local = replace(definition, logical=logical)
         return _with_local_root(program, tensor, local, digits, namer) if local.root else local
     reduced = {axis.name for axis in definition.maybe_root[:reduced_rank]}
@@ -146,7 +152,7 @@ def _local_definition(
     for origin, parts in _parts_by_origin(definition).items():
         here = [axis for axis in parts if axis.kind is not AxisKind.partial]
         if len(here) == len(parts):
-            kept += (replace(axis, extent=local_size(axis.name)) for axis in here)
+            kept += map(local_axis, here)
         elif here:
             kept.append(replace(here[0], extent=local_size(origin)))
         elif origin in reduced:

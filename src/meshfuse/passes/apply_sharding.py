@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshfuse.expr import const, const_value, is_const
-from meshfuse.facts.sharding import Digit, Digits, Sharding
+from meshfuse.expr import IntExpr, const, is_const, mul
+from meshfuse.facts.digits import Digit, Digits, Sharding, remaining_digit
 from meshfuse.ir.axes import AxisKind, AxisName, TensorName
 from meshfuse.ir.fusion import TensorDef
 from meshfuse.ir.mesh import ParallelType
@@ -26,9 +26,7 @@ def shard_leaf(program: Program, tensor: TensorName, axis: AxisName, digits: Dig
     a0{n} with [2@x, n/2]  ->  split(a0 -> a1{2}, a2{n/2}), a1 bound to x
     a0{5} with [8@x]       ->  split(a0 -> a1{8}, a2{1}), a1 bound to x
     """
-    (only, *others), extent = digits, program.all_axes(tensor)[axis].extent
-    if not others and only.owner is not None and is_const(extent) and extent is not only.extent:
-        digits = (only, Digit(const(1)))  # normal form leaves out what is 1
+    digits = covering(digits, program.all_axes(tensor)[axis].extent)
     program, steps, leaves = split_into(program, axis, digits)
     schedule = program.schedule(tensor)
     position = schedule.leaves.index(axis)
@@ -44,32 +42,50 @@ def shard_leaf(program: Program, tensor: TensorName, axis: AxisName, digits: Dig
     )
 
 
+def covering(digits: Digits, extent: IntExpr) -> Digits:
+    """The digits with the local one of 1 that normal form leaves out, where splits need it.
+
+    [8@x] over 5  ->  [8@x, 1]     [4@x] over 4 is the axis itself
+    """
+    covered = mul(*(digit.extent for digit in digits))
+    if any(digit.owner is None for digit in digits) or not is_const(extent) or covered is extent:
+        return digits
+    return (*digits, Digit(const(1)))
+
+
 def split_into(
     program: Program, axis: AxisName, digits: Digits
 ) -> tuple[Program, tuple[Split, ...], tuple[AxisName, ...]]:
     """The splits that make one axis per digit, and those axes in order of the digits.
 
-    Digits peel off the end where the extent is a number above 0, the outer end first: a block split
-    has the number of ranks as its factor, whatever the size of the axis.
+    One local digit is what remains, as in normal form: those above it are peeled off the outer end,
+    those below it off the inner one. So a block split has the number of ranks as its factor,
+    whatever the size of the axis, and mesh digits have their extents where they do not divide it.
     """
+    place = remaining_digit(digits)
+    remains = len(digits) - 1 if place is None else place
     steps: list[Split] = []
     above: list[AxisName] = []
     below: list[AxisName] = []
-    rest = digits
-    while len(rest) > 1:
-        program, outer = fresh_name(program, "a")
-        program, inner = fresh_name(program, "a")
-        peel_outer = (const_value(rest[0].extent) or 0) > 0 or not is_const(rest[-1].extent)
-        factor = rest[0].extent if peel_outer else rest[-1].extent
-        made = Split(axis, AxisName(outer), AxisName(inner), factor, inner_split=not peel_outer)
+    for digit in digits[:remains]:
+        program, made = _fresh_split(program, axis, digit.extent, inner_split=False)
         steps.append(made)
-        if peel_outer:
-            above.append(made.outer)
-            axis, rest = made.inner, rest[1:]
-        else:
-            below.insert(0, made.inner)
-            axis, rest = made.outer, rest[:-1]
+        above.append(made.outer)
+        axis = made.inner
+    for digit in reversed(digits[remains + 1 :]):
+        program, made = _fresh_split(program, axis, digit.extent, inner_split=True)
+        steps.append(made)
+        below.insert(0, made.inner)
+        axis = made.outer
     return program, tuple(steps), (*above, axis, *below)
+
+
+def _fresh_split(
+    program: Program, axis: AxisName, factor: IntExpr, *, inner_split: bool
+) -> tuple[Program, Split]:
+    program, outer = fresh_name(program, "a")
+    program, inner = fresh_name(program, "a")
+    return program, Split(axis, AxisName(outer), AxisName(inner), factor, inner_split)
 
 
 def new_sharded_tensor(
