@@ -130,8 +130,10 @@ def test_local_sizes_follow_from_sizes_that_nothing_changes(d: int) -> None:
     results = simulate(built.fd, built.inputs)
     program = built.fd.fec.host_program()
     [symbol] = [str(binding.symbol) for binding in program.symbols]
-    sizes = MappingProxyType({symbol: 3 * d})
-    for output, [tensor] in zip(program.outputs * d, results, strict=True):
+    places = [str(entry.symbol) for entry in program.coordinates]
+    [output] = program.outputs
+    for rank, [tensor] in enumerate(results):
+        sizes = MappingProxyType({symbol: 3 * d, **dict.fromkeys(places, rank)})
         shape = [evaluate(extent, sizes) for extent in program.buffers[output.buffer].shape]
         assert shape == list(tensor.shape)
-    assert dict(sizes) == {symbol: 3 * d}
+        assert dict(sizes) == {symbol: 3 * d, **dict.fromkeys(places, rank)}

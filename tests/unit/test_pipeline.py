@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from meshfuse.base.dtypes import DataType
-from meshfuse.base.errors import Unsupported, UserError
+from meshfuse.base.errors import UserError
 from meshfuse.dist.communicator import Communicator
 from meshfuse.host.executors import HostIrExecutor
 from meshfuse.host.parser import parse_host_program
@@ -17,7 +17,7 @@ from meshfuse.ir.axes import ScalarName
 from meshfuse.ir.mesh import ParallelType, make_mesh
 from meshfuse.ir.ops import Literal
 from meshfuse.ir.program import Program
-from meshfuse.ir.transforms import parallelize, set_device_mesh, split
+from meshfuse.ir.transforms import parallelize, set_device_mesh, split, swizzle1d
 from meshfuse.pipeline import Compilation, compile
 from meshfuse.runtime.arguments import signature_of
 from meshfuse.runtime.compile import KernelCompiler
@@ -160,18 +160,17 @@ def test_sequence_parallel_mlp(ranks: int, kernels: bool, compiler: KernelCompil
 
 
 def test_a_size_that_the_mesh_does_not_divide(compiler: KernelCompiler) -> None:
-    """Each rank refuses: what it holds itself would fit on rank 0."""
+    """An axis that is whole says the size of one that ranks share in blocks of 3 and 2."""
     mesh = make_mesh(range(2))
     program, x = tensor_input(Program(), [-1])
     program, whole = tensor_input(program, [-1])
     program, total = pointwise(program, "add", x, whole)
     program = build.add_output(program, total)
     program = set_device_mesh(block(program, mesh, x, 0), whole, mesh)
-    inputs = {rank: [torch.zeros(3 - rank), torch.zeros(5)] for rank in range(2)}
+    inputs = {rank: [torch.ones(3 - rank), torch.arange(5.0)] for rank in range(2)}
     executor = executor_of(compile(program, signature_of(inputs[0])), compiler)
-    for rank in range(2):
-        with pytest.raises(Unsupported, match=r"of global size 5 \(i0\), which 2 ranks cannot"):
-            simulate({rank: executor.compile(rank)}, inputs)
+    outputs = simulate({rank: executor.compile(rank) for rank in range(2)}, inputs)
+    assert [outputs[rank][0].tolist() for rank in range(2)] == [[1, 2, 3], [4, 5]]
 
 
 def test_strides_change_kernels_but_no_communication() -> None:
@@ -199,7 +198,7 @@ def test_a_computed_scalar_may_be_a_size(compiler: KernelCompiler) -> None:
         assert torch.equal(found, (data * 2).expand(5, 3))
 
 
-def test_what_no_kernel_can_hold_runs_op_by_op_and_says_why() -> None:
+def test_strided_pieces_are_one_kernel(compiler: KernelCompiler) -> None:
     """Each rank holds three pieces of one axis, as of a fused QKV weight."""
     mesh = make_mesh(range(2))
     program, x = tensor_input(Program(), [12])
@@ -212,9 +211,27 @@ def test_what_no_kernel_can_hold_runs_op_by_op_and_says_why() -> None:
     pieces = torch.arange(12.0).reshape(3, 2, 2)
     inputs = {rank: [pieces[:, rank].reshape(-1)] for rank in range(2)}
     compilation = compile(program, signature_of(inputs[0]))
+    assert (compilation.notes, len(compilation.sources)) == ((), 1)
+    executor = executor_of(compilation, compiler)
+    outputs = simulate({rank: executor.compile(rank) for rank in inputs}, inputs)
+    for rank, [output] in outputs.items():
+        assert torch.equal(output, -inputs[rank][0])
+
+
+def test_what_no_kernel_can_hold_runs_op_by_op_and_says_why() -> None:
+    """Where a rank begins its loop is not known to kernels."""
+    mesh = make_mesh(range(2))
+    program, x = tensor_input(Program(), [4, 6])
+    program, result = pointwise(program, "neg", x)
+    program = build.add_output(program, result)
+    program = block(program, mesh, x, 1)
+    program = swizzle1d(program, x, 0, ParallelType.mesh_x)
+    data = torch.arange(24.0).reshape(4, 6)
+    inputs = {rank: [data[:, 3 * rank : 3 * rank + 3].contiguous()] for rank in range(2)}
+    compilation = compile(program, signature_of(inputs[0]))
     [note] = compilation.notes
     assert (note.subject, note.kind) == (result, "op_by_op")
-    assert "through torch: localize: T0, axis a0:i{12}: a rank holds strided pieces" in note.reason
+    assert "through torch: localize: T0, axis a0: it is swizzled by mesh_x" in note.reason
     executor = executor_of(compilation, None)
     outputs = simulate({rank: executor.compile(rank) for rank in inputs}, inputs)
     for rank, [output] in outputs.items():
