@@ -56,12 +56,6 @@ def _own_part(whole: torch.Tensor, out: TensorName, axis: int, env: Environment)
 # Placing.
 
 
-def _stays(expr: Slice | Pad, shift: IntExpr, axis: int, env: Environment) -> bool:
-    """Whether an axis is as it was: sharded ones have local sizes, others' are global."""
-    had, has = env.shapes[expr.src][axis], env.shapes[expr.out][axis]
-    return evaluate_int(shift, env.sizes) == 0 and had is has
-
-
 def _global_size(name: TensorName, axis: int, env: Environment) -> int:
     placed = env.placed.get(name)
     extents = env.shapes[name] if placed is None else placed.extents
@@ -72,8 +66,8 @@ def _global_size(name: TensorName, axis: int, env: Environment) -> int:
 def _(expr: Slice, env: Environment) -> tuple[Value, ...]:
     result = env.tensor(expr.src)
     for axis, start in enumerate(expr.starts):
-        if _stays(expr, start, axis, env):
-            continue
+        if env.held(expr.src, axis) is not None:
+            continue  # ranks share only what stays as it was
         first, size = evaluate_int(start, env.sizes), _global_size(expr.out, axis, env)
         if first < 0 or first + size > result.shape[axis]:
             raise UserError(
@@ -89,7 +83,7 @@ def _(expr: Pad, env: Environment) -> tuple[Value, ...]:
     result = env.tensor(expr.src)
     value = _scalar(expr.value, env)
     for axis, shift in enumerate(expr.before):
-        if _stays(expr, shift, axis, env):
+        if env.held(expr.src, axis) is not None:
             continue
         before, size = evaluate_int(shift, env.sizes), _global_size(expr.out, axis, env)
         padded = _pad_axis(result, axis, before, size, value)
@@ -100,6 +94,8 @@ def _(expr: Pad, env: Environment) -> tuple[Value, ...]:
 def _pad_axis(src: torch.Tensor, axis: int, before: int, size: int, value: Scalar) -> torch.Tensor:
     """`src` from index `before` on in an axis of `size` elements; what is outside is cut off."""
     shape = list(src.shape)
+    if before == 0 and size == shape[axis]:
+        return src
     first, stop = max(before, 0), min(before + shape[axis], size)
     shape[axis] = size
     result = src.new_full(shape, value)
