@@ -127,6 +127,16 @@ def test_segments_run_one_by_one_draw_alike() -> None:
     torch.testing.assert_close([fd.execute(dropout_inputs()) for _ in range(2)], wanted)
 
 
+def test_a_call_is_validated_by_the_numbers_that_it_drew() -> None:
+    torch.manual_seed(9)
+    wanted = [two_dropouts().execute(dropout_inputs()) for _ in range(2)]
+    fd = two_dropouts()
+    torch.manual_seed(9)
+    first = fd.validate(dropout_inputs())
+    second = fd.validate(dropout_inputs(), wanted[1])
+    torch.testing.assert_close([first, second], wanted)
+
+
 def split(mesh: DeviceMesh, tensor: TensorView, *axes: tuple[int, int]) -> None:
     """Blocks of tensor axes over dimensions of the mesh, the last axis first."""
     tensor.set_device_mesh(mesh)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import singledispatch
 
 import torch
@@ -17,6 +18,7 @@ from meshfuse.expr import IntExpr, evaluate
 from meshfuse.host.sizes import size_symbols
 from meshfuse.ir.axes import AxisKind, TensorName
 from meshfuse.ir.ops import Expr, Linear, MatMul, Reduction, Welford
+from meshfuse.ir.ops_random import RandomSource
 from meshfuse.ir.program import Program
 from meshfuse.runtime.arguments import (
     Argument,
@@ -65,6 +67,13 @@ def validate_with_auto_inferred_outputs(
     program = fusion.recording.program
     bound = _bind(program, args)
     _check(outputs, reference_outputs(program, bound), _tolerances(program, bound), UserError, True)
+
+
+def draws_undone(fusion: FusionView) -> AbstractContextManager[None]:
+    """What a call draws in here, whoever evaluates the program afterwards draws again."""
+    if not any(isinstance(e, RandomSource) for e in fusion.recording.program.fusion.exprs):
+        return nullcontext()
+    return torch.random.fork_rng(range(torch.cuda.device_count()))
 
 
 def validate_against(

@@ -153,7 +153,9 @@ def evaluate_program(program: Program, inputs: Sequence[Value]) -> list[torch.Te
         **{name: definition.dtype for name, definition in fusion.scalars.items()},
     }
     sizes = _sizes_of_inputs(shapes, values)
-    env = Environment(dtypes, shapes, sizes, values)
+    tensors = (value for value in values.values() if isinstance(value, torch.Tensor))
+    device = next((tensor.device for tensor in tensors if tensor.dim() > 0), CPU)
+    env = Environment(dtypes, shapes, sizes, values, device=device)
     with torch.no_grad():
         for expr in fusion.exprs:
             if is_part(program, expr):
