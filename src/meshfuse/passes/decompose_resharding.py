@@ -34,6 +34,7 @@ from meshfuse.passes.placement import (
     needed_sharding,
     new_local_result,
     placed_operands,
+    placement_at,
     produced_sharding,
 )
 from meshfuse.passes.sites import Site, cheapest_site, moved_bytes
@@ -144,7 +145,8 @@ def _decompose_compute(work: _Rewriting, expr: Expr, site: Site) -> None:
     for out in tensor_outputs(work.program, expr):
         made = produced_sharding(work.program, expr, out, site.placement, site.mesh)
         if made != sharding_of(work.program, out):
-            work.program, local = new_local_result(work.program, out, site.placement, made)
+            placement = placement_at(work.program, expr, out, site.placement, site.mesh)
+            work.program, local = new_local_result(work.program, out, placement, made)
             renamed[out] = local
             results.append((out, local, made))
     work.exprs.append(map_names(with_operands(expr, operands), renamed))

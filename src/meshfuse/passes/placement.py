@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshfuse.base.errors import InvariantError, Unsupported
+from meshfuse.facts.axis_map import output_places
 from meshfuse.facts.facts import tensor_outputs
 from meshfuse.facts.reshape import digits_after_reshape
 from meshfuse.facts.sharding import (
@@ -33,7 +34,9 @@ from meshfuse.passes.apply_sharding import place_tensor, split_into
 from meshfuse.passes.sharding_rules import carried_axes
 
 Placement = tuple[Digits, ...]
-"""Canonical digits of each root (else logical) axis of an expression's outputs."""
+"""Canonical digits of each root (else logical) axis of an expression's first output, to which the
+axes of the others correspond.
+"""
 
 
 def placement_of(program: Program, out: TensorName, mesh: DeviceMesh) -> Placement:
@@ -49,6 +52,24 @@ def placement_of(program: Program, out: TensorName, mesh: DeviceMesh) -> Placeme
             kept = [owner for owner in owners_of(found[place], mesh) if owner not in crossing]
             found[place] = keep_owners(found[place], kept, axis.extent, mesh)
     return tuple(found)
+
+
+def placement_at(
+    program: Program, expr: Expr, out: TensorName, placement: Placement, mesh: DeviceMesh
+) -> Placement:
+    """The digits of the root (else logical) axes of one output.
+
+    An axis to which none of the first output's corresponds is whole as it is computed, and each
+    rank keeps what it is to have.
+    """
+    own: Mapping[AxisName, Digits] = {}
+    if program.schedule(out).mesh == mesh:
+        own = axis_digits(program, out)
+    axes = program.tensor(out).maybe_root
+    return tuple(
+        canonical(own.get(axis.name, ()), axis.extent, mesh) if place is None else placement[place]
+        for axis, place in zip(axes, output_places(expr, program, out), strict=True)
+    )
 
 
 def crossing_axes(
@@ -98,6 +119,7 @@ def produced_sharding(
     Raises Unsupported for a reduction that cannot be finished across ranks.
     """
     definition = program.tensor(out)
+    placement = placement_at(program, expr, out, placement, mesh)
     crossing = crossing_axes(program, out, placement)
     function = reduction_function(expr)
     if crossing and function is None:
