@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from gloo_run import run_ranks
-from meshfuse import FusionDefinition, TensorView
+from meshfuse import DeviceMesh as MeshfuseMesh
+from meshfuse import FusionDefinition, TensorView, execute_with_dtensors
 from meshfuse.multidevice import DTensorFunction
 
 BATCH, SEQUENCE, EMBEDDING = 2, 3, 5
@@ -76,6 +78,7 @@ def parallel_linears(rank: int, world_size: int) -> None:
     assert check_plus_one(mesh) == 3
     check_uneven(mesh)
     check_part_of_the_job(rank)
+    check_other_mesh(mesh)
 
 
 def check_plus_one(mesh: DeviceMesh) -> int:
@@ -129,6 +132,31 @@ def check_part_of_the_job(rank: int) -> None:
         assert torch.equal(total.to_local(), whole.sum(0))
     else:
         assert y.to_local().numel() == total.to_local().numel() == 0
+
+
+def check_other_mesh(mesh: DeviceMesh) -> None:
+    """A result on no input's mesh: torch's for it is made once."""
+    line, last = MeshfuseMesh(range(mesh.size())), mesh.size() - 1
+    with FusionDefinition() as fd:
+        view = fd.define_tensor([-1, 4], contiguity=True)
+        copy = fd.ops.set(view)
+        fd.add_output(copy)
+        fd.add_output(fd.ops.add(view, view))
+        view.set_device_mesh(line)
+        view.outer_split(0, line.size).axis(0).parallelize(line.axis(0))
+        copy.set_device_mesh(MeshfuseMesh([last]))
+    whole, found = integers(2 * mesh.size() + 1, 4).float(), []
+    for _ in range(2):
+        x = distribute_tensor(whole, mesh, [Shard(0)])
+        copied, doubled = execute_with_dtensors(fd, [x])
+        assert doubled.device_mesh is mesh
+        assert torch.equal(doubled.full_tensor(), whole * 2)
+        assert (copied.shape, copied.placements) == (whole.shape, (Replicate(),))
+        expected = whole if dist.get_rank() == last else whole.new_empty(0)
+        assert torch.equal(copied.to_local(), expected)
+        found.append(copied.device_mesh)
+    assert found[0] is found[1]
+    assert found[0].mesh.tolist() == [last]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -79,12 +79,14 @@ def _between_meshes(
     if dst_mesh.size > _MOST_PLACES or set(src_mesh.ids).isdisjoint(dst_mesh.ids):
         return largest_part(dst.axes, sizes)
     senders = rank_coordinates(src_mesh)
+    after, before = map(_nominal_digits, dst.axes), map(_nominal_digits, src.axes)
+    ends, starts = tuple(zip(after, sizes, strict=True)), tuple(zip(before, sizes, strict=True))
     most = 0
     for rank, place in rank_coordinates(dst_mesh).items():
-        wanted = [held(digits, n, place) for digits, n in zip(dst.axes, sizes, strict=True)]
+        wanted = [held(digits, n, place) for digits, n in ends]
         lacking = math.prod(map(run_length, wanted))
         if lacking > most and rank in senders:
-            owned = [held(d, n, senders[rank]) for d, n in zip(src.axes, sizes, strict=True)]
+            owned = [held(digits, n, senders[rank]) for digits, n in starts]
             both = (runs_in_both(a, b) for a, b in zip(wanted, owned, strict=True))
             lacking -= math.prod(map(run_length, both))
         most = max(most, lacking)
@@ -251,6 +253,10 @@ def _count(radices: _Radices, size: int, place: _Places) -> int:
 
 def _owners(radices: _Radices) -> set[ParallelType]:
     return {owner for _, owner in radices if owner is not None}
+
+
+def _nominal_digits(digits: Digits) -> Digits:
+    return tuple(Digit(const(nominal(digit.extent)), digit.owner) for digit in digits)
 
 
 def _radices(digits: Digits) -> _Radices:

@@ -140,6 +140,8 @@ def test_sizes_may_be_unknown() -> None:
     assert text(rows, whole, sizes) == "all_gather mesh_x 0 [24*((i0 + 3) // 4)]"
     assert text(partial, rows, sizes) == "reduce_scatter mesh_x 0 sum [24*((i0 + 3) // 4)]"
     assert text(rows, columns, sizes) == "all_to_all [i0 + i0 // 2]"
+    first = sharding(make_mesh([0, 4]), sizes, (), ())  # rank 4 lacks all, rank 0 a part
+    assert text(rows, first, sizes) == "exchange [8*i0]"
 
 
 def test_gathers_of_parts_that_digits_cannot_say_are_exchanges() -> None:
