@@ -3,6 +3,8 @@
 from meshfuse.api.dtensor_function import DTensorFunction
 from meshfuse.api.dtensors import execute_with_dtensors
 from meshfuse.api.mesh import DeviceMesh
+from meshfuse.api.mesh_plan import MeshPlan, PlannedCommunication
+from meshfuse.api.planning import plan
 from meshfuse.api.sharding import Sharding, shard_tensor
 from meshfuse.api.simulation import SimulatedResults, simulate
 from meshfuse.api.visualization import ShardingPicture, visualize
@@ -14,10 +16,13 @@ __all__ = [
     "DTensorFunction",
     "DeviceMesh",
     "DistributedTensor",
+    "MeshPlan",
+    "PlannedCommunication",
     "Sharding",
     "ShardingPicture",
     "SimulatedResults",
     "execute_with_dtensors",
+    "plan",
     "shard_tensor",
     "simulate",
     "visualize",

@@ -29,6 +29,7 @@ from meshfuse.ir.verify import verify
 from meshfuse.kernel.localize import localize
 from meshfuse.kernel.lower import lower
 from meshfuse.kernel.nodes import IndexName
+from meshfuse.kernel.outline import outline
 from meshfuse.kernel.verify import verify_kernel
 from meshfuse.passes.join_reductions import join_reductions
 from meshfuse.passes.pipeline import BEFORE_USER_SCHEDULE, run_passes
@@ -73,6 +74,23 @@ def compile(program: Program, signature: Signature, *, kernels: bool = True) -> 
     """
     prepared, notes = run_passes(program)
     return _compile_segments(segment(prepared, _accepts_locally), notes, signature, kernels)
+
+
+def outline_program(program: Program) -> Compilation:
+    """As `compile`, but no kernel is scheduled or lowered: each has its arguments and no body.
+
+    For planning: what moves and what is allocated is all there. Raises as `compile`.
+    """
+    prepared, notes = run_passes(program)
+    segmented = segment(prepared, _accepts_locally)
+    kernels = {
+        part.name: LoweredKernel(outline(part.program, part.name), {})
+        for part in segmented.segments
+        if executor_class(part.scheduler) is KernelExecutor
+    }
+    host = lower_to_host(segmented, kernels)
+    verify_host_program(host)
+    return Compilation(host, {}, segmented, notes, {})
 
 
 def compile_segment(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -14,9 +14,10 @@ from meshfuse.api.nominal_sizes import bind_sizes, nominal_size
 from meshfuse.api.tensor_view import TensorView
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.dist.dtensor import is_dtensor, sharding_of_dtensor
+from meshfuse.dist.shard import number_digits
 from meshfuse.dist.tensor import DistributedTensor
-from meshfuse.expr import IntExpr, const, evaluate, free_symbols
-from meshfuse.facts.digits import Digit, Sharding
+from meshfuse.expr import evaluate, free_symbols
+from meshfuse.facts.digits import Sharding
 from meshfuse.facts.ownership import ownership_of
 from meshfuse.facts.sharding import describe, sharding_of
 
@@ -95,7 +96,7 @@ def _picture_of_view(view: TensorView, shape: Sequence[int] | None) -> Picture:
     ranks = 1 if sharding.mesh is None else sharding.mesh.size
     chosen = {
         symbol.name: nominal_size(symbol, 2 * ranks)
-        for extent in (*extents, *(digit.extent for axis in sharding.axes for digit in axis))
+        for extent in extents
         for symbol in free_symbols(extent)
         if symbol.name not in known
     }
@@ -105,21 +106,6 @@ def _picture_of_view(view: TensorView, shape: Sequence[int] | None) -> Picture:
         f"{view.name} {definition.dtype.value}[{', '.join(map(str, extents))}]: "
         f"{describe(sharding)}"
     )
-    return Picture(
-        title,
-        ownership_of(
-            _with_numbers(sharding, sizes), [evaluate(e, sizes) for e in extents], MOST_PIECES
-        ),
-        remarks if chosen else (),
-    )
-
-
-def _with_numbers(sharding: Sharding, sizes: Mapping[str, int]) -> Sharding:
-    def number(extent: IntExpr) -> IntExpr:
-        return const(evaluate(extent, sizes))
-
-    axes = tuple(
-        tuple(Digit(number(digit.extent), digit.owner) for digit in digits)
-        for digits in sharding.axes
-    )
-    return Sharding(sharding.mesh, axes, sharding.partial)
+    numbers = [evaluate(extent, sizes) for extent in extents]
+    ownership = ownership_of(number_digits(sharding, numbers), numbers, MOST_PIECES)
+    return Picture(title, ownership, remarks if chosen else ())

@@ -1,0 +1,155 @@
+"""How much memory one rank needs for a host program: a walk over what it allocates and frees."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+from meshfuse.base.dtypes import ITEM_BYTES
+from meshfuse.expr import evaluate
+from meshfuse.host.nodes import (
+    Allocate,
+    Communicate,
+    Evaluate,
+    Free,
+    HostBuffer,
+    HostProgram,
+    View,
+    Wait,
+)
+from meshfuse.host.uses import names_needed
+from meshfuse.ir.axes import TensorName
+from meshfuse.ir.ops import Broadcast, Expand, Expr, Permute, Reshape, Squeeze
+
+Sizes = Mapping[str, int]
+"""The values of all symbols of a host program, coordinates included."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes on one rank. `peak` is the most that exists at once, first while node `at` runs.
+
+    `inputs` (weights among them) exist all the time; `outputs` are those that are new at the end.
+    """
+
+    peak: int
+    at: int
+    inputs: int
+    outputs: int
+
+
+def memory_use(program: HostProgram, sizes: Sizes, rank: int) -> MemoryUse:
+    """What a run needs at its worst moment on `rank`, for which `sizes` hold.
+
+    Views count nothing and keep what they show. Packed communications have, from post to wait, a
+    copy of both sides. What torch's operations and kernels use inside is left out, and so is what
+    an allocator keeps for later.
+    """
+    use = _Use(program, sizes, rank)
+    for name in program.inputs:
+        if name in program.buffers:
+            use.make(TensorName(name))
+    inputs = peak = use.live
+    at = 0
+    dense = _read_outside_torch(program)
+    for place, node in enumerate(program.body):
+        match node:
+            case Allocate(buffer):
+                use.make(buffer)
+            case View(out, src):
+                use.show(out, src)
+            case Evaluate(into, body):
+                for expr in body if into is None else ():
+                    use.evaluate(expr, dense)
+            case Communicate() if node.packed:
+                use.borrow(node.number, (node.src, node.out))
+            case Wait(number):
+                use.give_back(number)
+            case _:
+                pass
+        if use.live > peak:
+            peak, at = use.live, place
+        if isinstance(node, Free):
+            use.drop(node.buffers)
+    held = {use.memory[output.buffer] for output in program.outputs if output.alias is None}
+    outputs = sum(use.bytes_of(name) for name in held if name not in program.inputs)
+    return MemoryUse(peak, at, inputs, outputs)
+
+
+@final
+@dataclass(slots=True)
+class _Use:
+    """What exists now. `memory` has for each buffer the one whose memory it shows."""
+
+    program: HostProgram
+    sizes: Sizes
+    rank: int
+    live: int = 0
+    memory: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
+    shown: dict[TensorName, int] = field(default_factory=dict[TensorName, int])
+    lent: dict[int, int] = field(default_factory=dict[int, int])
+
+    def bytes_of(self, name: TensorName) -> int:
+        buffer = self.program.buffers[name]
+        if not buffer.is_on(self.rank):
+            return 0
+        count = ITEM_BYTES[buffer.dtype]
+        for extent in buffer.shape:
+            count *= evaluate(extent, self.sizes)
+        return count
+
+    def make(self, name: TensorName) -> None:
+        self.live += self.bytes_of(name)
+        self.memory[name], self.shown[name] = name, 1
+
+    def show(self, name: TensorName, of: TensorName) -> None:
+        self.memory[name] = self.memory[of]
+        self.shown[self.memory[of]] += 1
+
+    def drop(self, names: Collection[TensorName]) -> None:
+        for name in names:
+            shown = self.memory.get(name)
+            if shown is not None:
+                self.shown[shown] -= 1
+                self.live -= 0 if self.shown[shown] else self.bytes_of(shown)
+
+    def borrow(self, number: int, names: Collection[TensorName]) -> None:
+        self.lent[number] = sum(map(self.bytes_of, names))
+        self.live += self.lent[number]
+
+    def give_back(self, number: int) -> None:
+        self.live -= self.lent.pop(number, 0)
+
+    def evaluate(self, expr: Expr, dense: Collection[str]) -> None:
+        for out in expr.outs:
+            if out not in self.program.buffers:
+                continue  # a scalar
+            name = TensorName(out)
+            if isinstance(expr, Broadcast | Expand | Permute | Reshape | Squeeze):
+                have = self.program.buffers[expr.src]
+                if name not in dense or _is_view(expr, have, self.program.buffers[name]):
+                    self.show(name, expr.src)
+                    continue
+            self.make(name)
+
+
+def _is_view(
+    expr: Broadcast | Expand | Permute | Reshape | Squeeze, src: HostBuffer, out: HostBuffer
+) -> bool:
+    """Whether torch's view lies in memory as readers of the result count on."""
+    if out.gaps or isinstance(expr, Broadcast | Squeeze):
+        return True
+    if isinstance(expr, Permute):
+        return out.memory_order == tuple(expr.dims.index(dim) for dim in src.memory_order)
+    return isinstance(expr, Reshape) and not src.order
+
+
+def _read_outside_torch(program: HostProgram) -> set[str]:
+    """What outputs and nodes other than Evaluate read: it must be dense in its memory order."""
+    found: set[str] = {output.buffer for output in program.outputs}
+    for node in program.body:
+        if not isinstance(node, Free | Evaluate):
+            found.update(names_needed(node))
+    return found

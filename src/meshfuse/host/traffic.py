@@ -1,0 +1,85 @@
+"""What the communications of a host program bring to one rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from meshfuse.base.dtypes import ITEM_BYTES
+from meshfuse.base.errors import InvariantError
+from meshfuse.dist.shard import number_digits
+from meshfuse.expr import evaluate
+from meshfuse.facts.digits import Sharding
+from meshfuse.facts.received import exchanged, largest_part
+from meshfuse.host.nodes import Collective, Communicate, HostBuffer, HostProgram
+from meshfuse.ir.mesh import DeviceMesh, ParallelType
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """One communication: the mesh axes along which data moves, none between two meshes.
+
+    `team`: how many ranks may take part at once. `received` is in bytes, of the rank that receives
+    most.
+    """
+
+    node: Communicate
+    mesh_axes: tuple[ParallelType, ...]
+    team: int
+    received: int
+
+
+def traffic_of(program: HostProgram, sizes: Mapping[str, int]) -> tuple[Traffic, ...]:
+    """The communications in the order in which they are posted, at these values of all symbols.
+
+    An all-reduce counts as a reduce-scatter and an all-gather: each rank receives all parts but its
+    own twice.
+    """
+    return tuple(
+        _traffic(node, program.buffers[node.src], program.buffers[node.out], sizes)
+        for node in program.body
+        if isinstance(node, Communicate)
+    )
+
+
+def _traffic(
+    node: Communicate, src: HostBuffer, out: HostBuffer, sizes: Mapping[str, int]
+) -> Traffic:
+    shape = [evaluate(extent, sizes) for extent in src.extents]
+    if src.sharding is None or out.sharding is None:
+        raise InvariantError(f"{node.src} is communicated and has no mesh")
+    before, after = number_digits(src.sharding, shape), number_digits(out.sharding, shape)
+    axes = _mesh_axes(node, before, after)
+    team = math.prod(map(node.mesh.axis_size, axes)) if node.to_mesh is None else len(node.ranks)
+    part = largest_part(after.axes, shape)
+    match node.collective:
+        case Collective.all_gather | Collective.exchange:
+            elements = exchanged(before, after, shape)
+        case Collective.reduce_scatter:
+            elements = (team - 1) * part
+        case Collective.all_reduce:
+            elements = 2 * (part - part // team)
+    return Traffic(node, axes, team, elements * ITEM_BYTES[src.dtype])
+
+
+def _mesh_axes(node: Communicate, before: Sharding, after: Sharding) -> tuple[ParallelType, ...]:
+    """Those on whose place it depends what a rank sends: of an exchange, in the mesh's order."""
+    if node.mesh_axis is not None:
+        return (node.mesh_axis,)
+    if node.to_mesh is not None:
+        return ()
+    moved = {
+        digit.owner
+        for have, want in zip(before.axes, after.axes, strict=True)
+        if have != want
+        for digit in (*have, *want)
+    }
+    return tuple(axis for axis in node.mesh.parallel_types() if axis in moved)
+
+
+def mesh_axis_name(mesh: DeviceMesh, mesh_axis: ParallelType) -> str:
+    """The name that the mesh gives an axis, else `mesh_x` and so on."""
+    return mesh.names[mesh.ndim - 1 - mesh_axis.mesh_position] or str(mesh_axis)
