@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import final
 
 from meshfuse.base.errors import Unsupported
+from meshfuse.base.options import NO_OPTIONS, Options
 from meshfuse.base.trace import Note
 from meshfuse.codegen.cpp import print_cpp
 from meshfuse.codegen.source import KernelSource
@@ -65,7 +66,13 @@ class Compilation:
         return {KernelName(part.name): part.scheduler for part in self.segmented.segments}
 
 
-def compile(program: Program, signature: Signature, *, kernels: bool = True) -> Compilation:
+def compile(
+    program: Program,
+    signature: Signature,
+    *,
+    kernels: bool = True,
+    options: Options = NO_OPTIONS,
+) -> Compilation:
     """Compile a program for arguments of a signature.
 
     Without `kernels` (for a device or machine that has no compiler) every segment runs op by op.
@@ -73,7 +80,8 @@ def compile(program: Program, signature: Signature, *, kernels: bool = True) -> 
     beyond this version, naming tensor and stage.
     """
     prepared, notes = run_passes(program)
-    return _compile_segments(segment(prepared, _accepts_locally), notes, signature, kernels)
+    segmented = segment(prepared, _accepts_locally)
+    return _compile_segments(segmented, notes, signature, kernels, options)
 
 
 def outline_program(program: Program) -> Compilation:
@@ -94,15 +102,24 @@ def outline_program(program: Program) -> Compilation:
 
 
 def compile_segment(
-    program: Program, scheduler: str, signature: Signature, *, kernels: bool = True
+    program: Program,
+    scheduler: str,
+    signature: Signature,
+    *,
+    kernels: bool = True,
+    options: Options = NO_OPTIONS,
 ) -> Compilation:
     """Compile one segment of a program by itself; `scheduler` has taken it. Raises as `compile`."""
     segmented = SegmentedProgram(program, (Segment("S0", program, scheduler),))
-    return _compile_segments(segmented, (), signature, kernels)
+    return _compile_segments(segmented, (), signature, kernels, options)
 
 
 def _compile_segments(
-    segmented: SegmentedProgram, notes: tuple[Note, ...], signature: Signature, kernels: bool
+    segmented: SegmentedProgram,
+    notes: tuple[Note, ...],
+    signature: Signature,
+    kernels: bool,
+    options: Options,
 ) -> Compilation:
     lowered: dict[str, LoweredKernel] = {}
     sources: dict[KernelName, KernelSource] = {}
@@ -118,7 +135,7 @@ def _compile_segments(
         loops[KernelName(part.name)] = scheduled
         lowered[part.name] = kernel
         sources[KernelName(part.name)] = print_cpp(kernel.kernel)
-    host = lower_to_host(segmented, lowered)
+    host = lower_to_host(segmented, lowered, options)
     verify_host_program(host)
     return Compilation(host, sources, segmented, notes, loops)
 

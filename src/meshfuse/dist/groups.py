@@ -54,9 +54,7 @@ class Group:
             except MeshfuseError:
                 raise
             except RuntimeError as error:
-                failure = deadlines.explain(error, str(request), self._sequence, self.board)
-                self.abandon(str(failure))
-                raise failure from error
+                raise self._failed(request, self._sequence, error) from error
             posting.sequence = self._sequence
             self._outstanding[posting.sequence] = posting
         return posting
@@ -82,10 +80,21 @@ class Group:
 
     def _wait_on_stream(self, posting: Posting, deadline: Deadline) -> None:
         self._usable_backend(posting.request)
-        while posting.work is not None:
-            posting.work.wait()
-            self._watch.add(posting, deadline)
-            posting.advance()
+        try:
+            while posting.work is not None:
+                posting.work.wait()
+                self._watch.add(posting, deadline)
+                posting.advance()
+        except RuntimeError as error:
+            raise self._failed(posting.request, posting.sequence, error) from error
+
+    def _failed(
+        self, request: CollectiveRequest, sequence: int, error: RuntimeError
+    ) -> CommunicationError:
+        """The error of a backend, with the ranks behind it; the group is broken from here on."""
+        failure = deadlines.explain(error, str(request), sequence, self.board)
+        self.abandon(str(failure))
+        return failure
 
     def _usable_backend(self, request: CollectiveRequest) -> CollectiveBackend:
         if self._backend is None:
