@@ -171,7 +171,6 @@ class Executable:
         "_origins",
         "_plans",
         "_prologue",
-        "_results",
         "_scalars",
         "_symbols",
         "_tensors",
@@ -215,8 +214,7 @@ class Executable:
         }
         known = {*symbols, *self._origins, *self._coordinates, *program.scalars}
         self._demands = tuple(d for d in program.demands if _names_only(d.extents, known))
-        self._results = _results_on(program, known)
-        expressions = _expressions(self._demands, self._inputs_here(), self._results, steps)
+        expressions = _expressions(self._demands, self._inputs_here(), steps)
         self._symbols = tuple(dict.fromkeys(s.name for e in expressions for s in free_symbols(e)))
         self._symbols = tuple(dict.fromkeys((*symbols, *self._symbols)))
         self._scalars = tuple(
@@ -275,11 +273,7 @@ class Executable:
         """`Plan.results` of a call with these inputs. Raises as `start`."""
         if not self.is_outside:
             return self.start(inputs, given)[0].results
-        known = given or {}  # no input of this rank says more
-        return tuple(
-            (0,) * ndim if extents is None else tuple(evaluate(e, known) for e in extents)
-            for ndim, extents in _results_on(self.program, known)
-        )
+        return _result_shapes(self.program, given or {})  # no input of this rank says more
 
     def _run_prologue(self, slots: Slots) -> None:
         names = self._names
@@ -309,16 +303,12 @@ class Executable:
         for buffer in self._inputs_here():
             wanted = tuple(islice(values, len(buffer.shape)))
             self._check_shape(buffer, slots[self._names.slots[buffer.name]].shape, wanted, symbols)
-        results = tuple(
-            (0,) * ndim if extents is None else tuple(islice(values, ndim))
-            for ndim, extents in self._results
-        )
         return Plan(
             tuple(
                 step.bind(Sizes(tuple(islice(values, len(step.extents))), symbols))
                 for step in self.steps
             ),
-            results,
+            _result_shapes(self.program, symbols),
         )
 
     def _bind_symbols(self, slots: Slots, given: Mapping[str, int]) -> dict[str, int]:
@@ -382,13 +372,14 @@ def _origins_on(program: HostProgram, rank: int) -> dict[str, SizeOf]:
     return found
 
 
-def _results_on(
-    program: HostProgram, known: Collection[str]
-) -> tuple[tuple[int, tuple[IntExpr, ...] | None], ...]:
-    """Per output its number of axes and its global extents; None for what is not known here."""
-    buffers = [program.buffers[o.alias or o.buffer] for o in program.outputs]
+def _result_shapes(program: HostProgram, symbols: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
+    """The global shape of each output; zeros for one that `symbols` do not say."""
+    buffers = [program.buffers[output.alias or output.buffer] for output in program.outputs]
     return tuple(
-        (len(b.shape), b.extents if _names_only(b.extents, known) else None) for b in buffers
+        tuple(evaluate(extent, symbols) for extent in buffer.extents)
+        if _names_only(buffer.extents, symbols)
+        else (0,) * len(buffer.shape)
+        for buffer in buffers
     )
 
 
@@ -415,13 +406,11 @@ def _agreed_text(program: HostProgram, node: Communicate) -> str:
 def _expressions(
     demands: Iterable[Demand],
     inputs: Iterable[HostBuffer],
-    results: Iterable[tuple[int, tuple[IntExpr, ...] | None]],
     steps: Iterable[Step],
 ) -> list[IntExpr]:
     """All that a plan evaluates, in order."""
     found = [extent for demand in demands for extent in demand.extents]
     found += [extent for buffer in inputs for extent in buffer.shape]
-    found += [extent for _, extents in results for extent in extents or ()]
     found += [extent for step in steps for extent in step.extents]
     return found
 
