@@ -144,6 +144,15 @@ def ask_for_errors(rank: int, world_size: int) -> None:
     with pytest.raises(UserTypeError, match="takes a FusionDefinition first"):
         execute_with_dtensors(function, [x])  # pyright: ignore[reportArgumentType]  # as users do
 
+    both = [Shard(0), Shard(0), Replicate()]
+    for rows in (8, 9):
+        cut = distribute_tensor(torch.ones(rows, 4), cube, both, src_data_rank=None)
+        if rows == 8:
+            assert function(cut, cut)[0].placements == tuple(both)
+            continue
+        with pytest.raises(Unsupported, match=r"shape \(9, 4\): axis 0 does not divide"):
+            function(cut, cut)
+
     plain = doubled(None)
     replicated = distribute_tensor(whole, line, [Replicate()], src_data_rank=None)
     [y] = execute_with_dtensors(plain, [replicated, 3.0])

@@ -17,6 +17,7 @@ from meshfuse.base.dtypes import dtype_of_value
 from meshfuse.base.errors import Unsupported, UserTypeError
 from meshfuse.dist.dtensor import (
     is_dtensor,
+    is_even,
     local_of,
     placements_of_dtensor,
     sharding_of_dtensor,
@@ -86,6 +87,8 @@ class DTensorFunction:
         if not is_dtensor(value):
             return _TensorKind(value.dtype, sizes, value.is_contiguous(), None, ())
         dtensor: Any = value
+        if not is_even(dtensor):
+            sharding_of_dtensor(dtensor)  # there may be one of other sizes, and none of these
         return _TensorKind(
             value.dtype, sizes, shard.is_contiguous(), dtensor.device_mesh, dtensor.placements
         )
