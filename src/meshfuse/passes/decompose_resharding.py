@@ -26,6 +26,7 @@ from meshfuse.ir.rewrite import (
     without_unnamed,
 )
 from meshfuse.passes.apply_sharding import new_sharded_tensor
+from meshfuse.passes.defer_reductions import defer_reductions
 from meshfuse.passes.linear_bias import separate_bias
 from meshfuse.passes.moments import combine_moments
 from meshfuse.passes.operands import with_operands
@@ -54,7 +55,8 @@ def decompose_resharding(program: Program) -> tuple[Program, tuple[Note, ...]]:
     rewriting = _Rewriting(program)
     for expr in program.fusion.exprs:
         _decompose(rewriting, expr)
-    return _without_bypassed(rewriting)
+    program, notes = _without_bypassed(rewriting)
+    return defer_reductions(program, notes)
 
 
 @final

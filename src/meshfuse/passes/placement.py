@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from meshfuse.base.errors import InvariantError, Unsupported
@@ -9,7 +10,6 @@ from meshfuse.facts.axis_map import output_places
 from meshfuse.facts.facts import tensor_outputs
 from meshfuse.facts.reshape import digits_after_reshape
 from meshfuse.facts.sharding import (
-    MOMENTS,
     Digit,
     Digits,
     Sharding,
@@ -29,9 +29,9 @@ from meshfuse.ir.ops import Expr, Reshape, Set
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import fresh_axes, replay_steps
 from meshfuse.ir.schedule import Split
-from meshfuse.ir.terms import Terms
-from meshfuse.passes.apply_sharding import place_tensor, split_into
+from meshfuse.passes.apply_sharding import covering, place_tensor, split_into
 from meshfuse.passes.sharding_rules import carried_axes
+from meshfuse.passes.terms_carried import carried_terms, needed_terms
 
 Placement = tuple[Digits, ...]
 """Canonical digits of each root (else logical) axis of an expression's first output, to which the
@@ -100,15 +100,7 @@ def needed_sharding(
     for axis in program.tensor(TensorName(str(expr.ins[position]))).tensor_axes:
         digits = places[carried[axis.name]] if axis.name in carried else (Digit(axis.extent),)
         axes.append(canonical(digits, axis.extent, mesh))
-    return Sharding(mesh, tuple(axes), _needed_terms(program, expr, mesh))
-
-
-def _needed_terms(program: Program, expr: Expr, mesh: DeviceMesh) -> dict[ParallelType, str]:
-    """The mesh axes along which the operand is to be partial, with the reduction."""
-    if isinstance(expr, Terms):
-        owners = owners_of(sharding_of(program, expr.out).axes[-1], mesh)
-        return dict.fromkeys(owners, MOMENTS)
-    return {}
+    return Sharding(mesh, tuple(axes), needed_terms(program, expr, position, mesh))
 
 
 def produced_sharding(
@@ -120,7 +112,8 @@ def produced_sharding(
     """
     definition = program.tensor(out)
     placement = placement_at(program, expr, out, placement, mesh)
-    crossing = crossing_axes(program, out, placement)
+    carried = carried_terms(program, expr, out, mesh)
+    crossing = [axis for axis in crossing_axes(program, out, placement) if axis not in carried]
     function = reduction_function(expr)
     if crossing and function is None:
         raise Unsupported(
@@ -142,7 +135,7 @@ def produced_sharding(
         for axis, digits in zip(definition.logical, placement, strict=True)
         if axis.kind.is_tensor_axis
     )
-    return Sharding(mesh, axes, {owner: str(function) for owner in crossing})
+    return Sharding(mesh, axes, {**carried, **{owner: str(function) for owner in crossing}})
 
 
 def _reshaped(
@@ -212,6 +205,7 @@ def new_local_result(
         if axis.kind.is_tensor_axis or all(digit.owner is None for digit in digits):
             logical.append(axis)
             continue
+        digits = covering(digits, axis.extent)
         program, made, parts = split_into(program, axis.name, digits)
         steps.extend(made)
         for part, digit in zip(parts, digits, strict=True):

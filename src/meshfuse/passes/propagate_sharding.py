@@ -28,7 +28,7 @@ from meshfuse.ir.program import Program
 from meshfuse.passes.apply_sharding import is_free_leaf, shard_leaf
 from meshfuse.passes.finalize_multidevice import check_tensor
 from meshfuse.passes.sharding_rules import carried_axes, sharding_rule
-from meshfuse.passes.sites import bytes_moved, site_of_result
+from meshfuse.passes.sites import bytes_moved, parameter_of, site_of_result
 
 STAGE = "propagate_sharding"
 
@@ -118,15 +118,8 @@ def _spread_forward(program: Program, expr: Expr, frozen: Container[TensorName])
 
 
 def _is_settled(program: Program, expr: Expr, order: Sequence[int]) -> bool:
-    """Whether the first operand's sharding wins, whatever moves.
-
-    The weight of a contraction, where it is an input: to move it is to move it in every run, and to
-    hold it twice.
-    """
-    rule = sharding_rule(expr)
-    if len(order) < 2 or rule is None:
-        return True
-    return rule.priority is not None and expr.ins[order[0]] in program.fusion.inputs
+    """Whether the first operand's sharding wins, whatever moves: a parameter's does."""
+    return len(order) < 2 or parameter_of(program, expr) == expr.ins[order[0]]
 
 
 def _other_leaders(program: Program, expr: Expr, order: Sequence[int]) -> Iterator[int]:

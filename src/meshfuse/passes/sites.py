@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from meshfuse.base.dtypes import ITEM_BYTES
-from meshfuse.expr import IntExpr, evaluate, free_symbols
+from meshfuse.base.errors import InvariantError
+from meshfuse.expr import IntExpr, add, const, evaluate, free_symbols
 from meshfuse.expr.nodes import Symbol
 from meshfuse.facts.facts import tensor_outputs
 from meshfuse.facts.redistribute import Move, plan
@@ -73,10 +74,33 @@ def cheapest_site(program: Program, expr: Expr, mesh: DeviceMesh) -> Site:
         return own
     best, best_key = own, _rank(program, expr, own, mesh, cost)
     for site in _sites_of_operands(program, expr, own):
+        if moves_parameter(program, expr, site) and not moves_parameter(program, expr, own):
+            continue
         key = _rank(program, expr, site, mesh, bytes_moved(program, expr, site))
         if key < best_key:
             best, best_key = site, key
     return best
+
+
+def parameter_of(program: Program, expr: Expr) -> TensorName | None:
+    """The weight of a contraction, where it is an input: it is not moved to spare another operand.
+
+    To move it is to move it in every run, and to hold it twice.
+    """
+    rule = sharding_rule(expr)
+    if rule is None or rule.priority is None:
+        return None
+    weight = TensorName(str(expr.ins[rule.priority[0]]))
+    return weight if weight in program.fusion.inputs else None
+
+
+def moves_parameter(program: Program, expr: Expr, site: Site) -> bool:
+    """Whether the parameter must be received for `expr` to compute at `site`."""
+    weight = parameter_of(program, expr)
+    need = needs_at(program, expr, site).get(weight) if weight is not None else None
+    if weight is None or need is None:
+        return False
+    return bytes_between(program, weight, sharding_of(program, weight), need) != 0
 
 
 def _rank(
@@ -180,6 +204,15 @@ def bytes_between(
 def moved_bytes(program: Program, tensor: TensorName, moves: Sequence[Move]) -> int:
     """Nominal bytes that a rank receives in all of `moves`."""
     elements = sum(nominal(move.elements) for move in moves)
+    return elements * ITEM_BYTES[program.tensor(tensor).dtype]
+
+
+def received_bytes(program: Program, tensor: TensorName, have: Sharding, want: Sharding) -> IntExpr:
+    """What a rank receives for `tensor` to get from one sharding to another, which is possible."""
+    moves = plan(have, want, [axis.extent for axis in program.tensor(tensor).tensor_axes])
+    if isinstance(moves, Refusal):
+        raise InvariantError(f"{tensor}: {moves.reason}")
+    elements = add(const(0), *(move.elements for move in moves))
     return elements * ITEM_BYTES[program.tensor(tensor).dtype]
 
 

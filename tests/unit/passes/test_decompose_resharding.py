@@ -6,7 +6,6 @@ import pytest
 
 from golden_text import GoldenCheck
 from meshfuse.base.dtypes import DataType
-from meshfuse.base.errors import Unsupported
 from meshfuse.facts.sharding import describe, sharding_of
 from meshfuse.ir import build, transforms
 from meshfuse.ir.axes import TensorName
@@ -191,17 +190,13 @@ def test_reductions_over_two_mesh_axes_and_a_local_one_are_chained() -> None:
     ]
 
 
-def test_a_mesh_axis_that_changes_its_tensor_axis_is_gathered_and_sliced() -> None:
+def test_a_mesh_axis_that_changes_its_tensor_axis_is_an_exchange() -> None:
     recorder = Recorder()
     x, y = recorder.input([4, 6]), recorder.input([4, 6])
     recorder.pointwise("add", x, y)
     recorder.block(LINE, x, 0)
     recorder.block(LINE, y, 1)
-    assert lines(recorder) == [
-        "T3 = all_gather(T1, mesh_x, 1)",
-        "T4 = local_slice(T3, mesh_x, 0)",
-        "T2 = add(T0, T4)",
-    ]
+    assert lines(recorder) == ["T3 = exchange(T1)", "T2 = add(T0, T3)"]
 
 
 def test_nothing_moves_on_one_rank() -> None:
@@ -250,24 +245,160 @@ def test_moments_over_a_sharded_axis_are_gathered_and_combined() -> None:
     ]
 
 
-def test_a_cyclic_tensor_cannot_be_gathered() -> None:
+def test_a_cyclic_tensor_is_gathered() -> None:
     recorder = Recorder()
     x = recorder.input([8])
     recorder.replicate(LINE, x, recorder.add(build.set_, x))
     recorder.program = transforms.split(recorder.program, x, 0, 2)
     recorder.bind(x, 1, X)
-    with pytest.raises(Unsupported, match=r"T0 cannot be redistributed: \[4 mesh_x\{2\}\] on"):
-        decomposed(recorder)
+    assert lines(recorder) == ["T1 = all_gather(T0, mesh_x, 0)"]
 
 
-def test_tensors_on_two_meshes_are_refused() -> None:
+def test_an_operand_on_another_mesh_is_exchanged() -> None:
     recorder = Recorder()
     x = recorder.input([8])
     y = recorder.pointwise("relu", x)
-    recorder.replicate(LINE, x)
+    recorder.block(LINE, x, 0)
     recorder.replicate(make_mesh([2, 3]), y)
-    with pytest.raises(Unsupported, match=r"T0 cannot be redistributed: .* the meshes differ"):
-        decomposed(recorder)
+    program, notes = decomposed(recorder)
+    assert [print_expr(expr) for expr in program.fusion.exprs] == [
+        "T2 = exchange(T0)",
+        "T1 = relu(T2)",
+    ]
+    (note,) = notes
+    assert note.startswith("T2: exchange [32 bytes]: T0 lies on DeviceMesh{0 1}, and relu T1 is")
+    assert note.endswith("computed on DeviceMesh{2 3}")
+
+
+def test_a_reduction_is_done_on_the_mesh_of_its_operand() -> None:
+    """Only the sums go to the other mesh."""
+    recorder = Recorder()
+    x = recorder.input([8, 2])
+    total = recorder.add(build.reduction, "sum", x, [0])
+    recorder.block(LINE, x, 0)
+    recorder.replicate(make_mesh([2, 3]), total)
+    assert lines(recorder) == [
+        "T2 = sum(T0, [0])",
+        "T3 = reduce_scatter(T2, mesh_x, 0)",
+        "T1 = exchange(T3)",
+    ]
+
+
+# Where to compute, and what to read.
+
+
+@pytest.mark.parametrize(("rows", "gathers_first"), [(16, False), (2, True)])
+def test_the_smaller_of_operand_and_result_is_gathered(rows: int, gathers_first: bool) -> None:
+    """x [4, 8] by w [rows, 8]: the result has `rows` columns."""
+    recorder = Recorder()
+    x, weight = recorder.input([4, 8]), recorder.input([rows, 8])
+    y = recorder.add(build.linear, x, weight)
+    recorder.block(LINE, x, 0)
+    recorder.replicate(LINE, weight, y)
+    first = lines(recorder)[0]
+    assert first.startswith("T3 = all_gather(T0" if not gathers_first else "T3 = linear(T0")
+
+
+def test_a_tensor_that_is_gathered_and_sliced_again_stays() -> None:
+    recorder = Recorder()
+    x = recorder.input([4, 6])
+    whole = recorder.add(build.set_, x)
+    y = recorder.pointwise("relu", whole)
+    recorder.output(y)
+    recorder.block(LINE, x, 0)
+    recorder.replicate(LINE, whole)
+    recorder.block(LINE, y, 0)
+    program, notes = decomposed(recorder)
+    assert [print_expr(expr) for expr in program.fusion.exprs] == ["T2 = relu(T0)"]
+    assert notes == ["T1: not_moved: what reads it takes its parts from T0"]
+
+
+def test_what_was_gathered_for_one_reader_is_sliced_for_another() -> None:
+    recorder = Recorder()
+    x = recorder.input([4, 6])
+    whole = recorder.add(build.set_, x)
+    y = recorder.pointwise("relu", whole)
+    recorder.output(whole, y)
+    recorder.block(LINE, x, 0)
+    recorder.replicate(LINE, whole)
+    recorder.block(LINE, y, 1)
+    assert lines(recorder) == [
+        "T1 = all_gather(T0, mesh_x, 0)",
+        "T3 = local_slice(T1, mesh_x, 1)",
+        "T2 = relu(T3)",
+    ]
+
+
+# Reductions that wait.
+
+
+def product(recorder: Recorder, rows: int = 4, dtype: DataType = DataType.Float) -> TensorName:
+    """A [rows, 6] product that every rank has a term of."""
+    x, weight = recorder.input([rows, 8], dtype), recorder.input([6, 8], dtype)
+    recorder.block(LINE, x, 1)
+    recorder.block(LINE, weight, 1)
+    return recorder.add(build.linear, x, weight)
+
+
+def test_two_products_are_added_before_they_are_reduced() -> None:
+    recorder = Recorder()
+    left, right = product(recorder), product(recorder)
+    recorder.output(recorder.pointwise("sub", left, recorder.pointwise("neg", right)))
+    program, notes = decomposed(recorder)
+    assert [print_expr(expr) for expr in program.fusion.exprs] == [
+        "T8 = linear(T0, T1)",
+        "T9 = linear(T3, T4)",
+        "T10 = neg(T9)",
+        "T11 = sub(T8, T10)",
+        "T7 = all_reduce(T11, mesh_x)",
+    ]
+    assert notes == [
+        "defer_reductions: T7: all_reduce [96 bytes]: done behind T6 = neg(T5), T7 = sub(T2, T6), "
+        "which saves 96 of 192 bytes"
+    ]
+
+
+def test_a_product_is_summed_before_it_is_reduced() -> None:
+    recorder = Recorder()
+    scaled = recorder.pointwise("mul", product(recorder), build.literal(2.0))
+    recorder.output(recorder.add(build.reduction, "sum", scaled, [0]))
+    assert lines(recorder)[-3:] == [
+        "T6 = mul(T5, 2.0)",
+        "T7 = sum(T6, [0])",
+        "T4 = all_reduce(T7, mesh_x)",
+    ]
+
+
+def test_scattered_products_are_added_before() -> None:
+    recorder = Recorder()
+    left, right = product(recorder), product(recorder)
+    total = recorder.pointwise("add", left, right)
+    recorder.output(total)
+    for tensor in (left, right, total):
+        recorder.block(LINE, tensor, 0)
+    assert lines(recorder)[-2:] == ["T9 = add(T7, T8)", "T6 = reduce_scatter(T9, mesh_x, 0)"]
+
+
+@pytest.mark.parametrize("case", ["output", "read_twice", "not_linear", "narrowed", "max"])
+def test_a_reduction_that_does_not_wait(case: str) -> None:
+    recorder = Recorder()
+    dtype = DataType.Float
+    left, right = product(recorder), product(recorder)
+    match case:
+        case "output":
+            recorder.output(left)
+        case "read_twice":
+            recorder.output(recorder.pointwise("exp", left))
+        case "not_linear":
+            left = recorder.pointwise("relu", left)
+        case "narrowed":
+            dtype = DataType.BFloat16
+            left, right = (recorder.add(build.cast, each, dtype) for each in (left, right))
+        case _:
+            left = recorder.add(build.reduction, "max", left, [0])
+            right = recorder.add(build.reduction, "max", right, [0])
+    recorder.output(recorder.pointwise("add", left, right))
+    assert sum("all_reduce" in line for line in lines(recorder)) == 2
 
 
 def test_golden(golden: GoldenCheck) -> None:

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from meshfuse.base.dtypes import DataType
 from meshfuse.expr import const_value
-from meshfuse.facts.sharding import Sharding, local_extents, sharding_of
+from meshfuse.facts.holdings import coordinate_symbol, held
+from meshfuse.facts.sharding import Sharding, rank_extents, sharding_of
 from meshfuse.ir import build
 from meshfuse.ir.axes import ScalarName, TensorName
-from meshfuse.ir.comm import AllGather, AllReduce, Communication, LocalSlice, ReduceScatter
+from meshfuse.ir.comm import Communication, LocalSlice
 from meshfuse.ir.mesh import DeviceMesh, ParallelType, make_mesh
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import Split
@@ -26,7 +27,14 @@ from meshfuse.runtime.evaluate_ops import Environment, evaluate_program, run_exp
 from program_recorder import Recorder
 
 SIZE = 8
-MESHES = (make_mesh([0]), make_mesh([1, 0]), make_mesh([[0, 1], [2, 3]]), make_mesh([[0, 2]]))
+MESHES = (
+    make_mesh([0]),
+    make_mesh([1, 0]),
+    make_mesh([2, 0, 1]),
+    make_mesh([[0, 1], [2, 3]]),
+    make_mesh([[0, 2]]),
+    make_mesh([[0, 1, 2], [3, 4, 5]]),
+)
 
 
 # Programs.
@@ -34,7 +42,7 @@ MESHES = (make_mesh([0]), make_mesh([1, 0]), make_mesh([[0, 1], [2, 3]]), make_m
 
 @st.composite
 def annotated_programs(draw: st.DrawFn) -> tuple[Program, DeviceMesh]:
-    """A few operations on tensors of size 8 per axis, some of them sharded in blocks."""
+    """A few operations on tensors of size 8 per axis, some of them sharded, evenly or not."""
     recorder, mesh = Recorder(), draw(st.sampled_from(MESHES))
     matrices = [recorder.input([SIZE, SIZE], DataType.Double) for _ in range(3)]
     vectors = [recorder.input([SIZE], DataType.Double) for _ in range(2)]
@@ -102,39 +110,46 @@ def run_ranks(
     dtypes: dict[TensorName | ScalarName, DataType] = {
         name: definition.dtype for name, definition in fusion.tensors.items()
     }
-    shapes = {name: local_extents(program, name) for name in fusion.tensors}
+    shapes = {name: rank_extents(program, name) for name in fusion.tensors}
     ranks: dict[int, Environment] = {}
     for rank in mesh.ids:
         parts = {
-            name: part_of(whole, sharding_of(program, TensorName(name)), mesh, rank)
+            name: part_of(whole, sharding_of(program, TensorName(name)), rank)
             for name, whole in zip(fusion.inputs, inputs, strict=True)
         }
-        ranks[rank] = Environment(dtypes, shapes, {}, dict(parts))
+        sizes = {
+            coordinate_symbol(mesh, owner).name: place
+            for owner, place in coordinates(mesh, rank).items()
+        }
+        ranks[rank] = Environment(dtypes, shapes, sizes, dict(parts))
     for expr in fusion.exprs:
         if isinstance(expr, Communication):
-            communicate(expr, mesh, ranks)
+            communicate(program, expr, ranks)
         else:
             for env in ranks.values():
                 run_expressions([expr], env)
     return ranks
 
 
-def communicate(expr: Communication, mesh: DeviceMesh, ranks: dict[int, Environment]) -> None:
+def communicate(program: Program, expr: Communication, ranks: dict[int, Environment]) -> None:
+    """By what the shardings say: the terms of each whole put together, reduced, and cut again."""
+    have, want = sharding_of(program, expr.src), sharding_of(program, expr.out)
+    assert have.mesh is not None
+    assert not isinstance(expr, LocalSlice) or not set(want.partial) - set(have.partial)
+    sizes = [const_value(axis.extent) or 0 for axis in program.tensor(expr.src).tensor_axes]
     for rank, env in ranks.items():
-        assert isinstance(expr, AllGather | AllReduce | ReduceScatter | LocalSlice)
-        team = mesh.team(rank, expr.mesh_axis)
-        terms = [ranks[peer].tensor(expr.src) for peer in team]
-        place = team.index(rank)
-        match expr:
-            case AllGather(axis=axis):
-                result = torch.cat(terms, axis)
-            case AllReduce(function=function):
-                result = combined(function, terms)
-            case ReduceScatter(axis=axis, function=function):
-                result = combined(function, terms).chunk(len(team), axis)[place]
-            case LocalSlice(axis=axis):
-                result = terms[place].chunk(len(team), axis)[place]
-        env.define(expr.out, result)
+        terms: dict[tuple[int, ...], torch.Tensor] = {}
+        mine = coordinates(have.mesh, rank)
+        for peer in have.mesh.ids:
+            theirs = coordinates(have.mesh, peer)
+            if any(mine[owner] != theirs[owner] for owner in want.partial):
+                continue
+            term = tuple(theirs[owner] for owner in have.partial)
+            whole = terms.setdefault(term, torch.zeros(sizes, dtype=torch.float64))
+            put_part(whole, have, peer, ranks[peer].tensor(expr.src))
+        functions = set(have.partial.values())
+        value = combined("".join(functions) or "sum", list(terms.values()))
+        env.define(expr.out, part_of(value, want, rank))
 
 
 def combined(function: str, terms: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -142,20 +157,25 @@ def combined(function: str, terms: Sequence[torch.Tensor]) -> torch.Tensor:
     return stacked.sum(0) if function == "sum" else stacked.amax(0)
 
 
-def part_of(whole: torch.Tensor, sharding: Sharding, mesh: DeviceMesh, rank: int) -> torch.Tensor:
-    """What `rank` holds: its coordinate picks mesh digits, local digits stay."""
-    shape, index, local = list[int](), list[int | slice](), list[int]()
-    for digits in sharding.axes:
-        here = 1
-        for digit in digits:
-            size = const_value(digit.extent)
-            assert size is not None
-            coordinate = None if digit.owner is None else mesh.coordinate(rank, digit.owner)
-            shape.append(size)
-            index.append(slice(None) if coordinate is None else coordinate)
-            here *= size if digit.owner is None else 1
-        local.append(here)
-    return whole.reshape(shape)[tuple(index)].reshape(local)
+def coordinates(mesh: DeviceMesh, rank: int) -> dict[ParallelType, int]:
+    return {owner: mesh.coordinate(rank, owner) or 0 for owner in mesh.parallel_types()}
+
+
+def indices(sharding: Sharding, sizes: Sequence[int], rank: int) -> tuple[torch.Tensor, ...]:
+    """What `rank` holds of each axis, to index a whole tensor with."""
+    assert sharding.mesh is not None
+    places = coordinates(sharding.mesh, rank)
+    runs = [held(d, size, places) for d, size in zip(sharding.axes, sizes, strict=True)]
+    lists = [torch.tensor([k for run in axis for k in run], dtype=torch.long) for axis in runs]
+    return torch.meshgrid(*lists, indexing="ij") if lists else ()
+
+
+def part_of(whole: torch.Tensor, sharding: Sharding, rank: int) -> torch.Tensor:
+    return whole if sharding.mesh is None else whole[indices(sharding, whole.shape, rank)]
+
+
+def put_part(whole: torch.Tensor, sharding: Sharding, rank: int, part: torch.Tensor) -> None:
+    whole[indices(sharding, whole.shape, rank)] = part
 
 
 @given(annotated_programs(), st.integers(0, 1000))
@@ -175,4 +195,4 @@ def test_all_ranks_together_compute_the_program(
     for output, whole in zip(passed.fusion.outputs, expected, strict=True):
         sharding = sharding_of(passed, output.tensor)
         for rank, env in ranks.items():
-            assert torch.equal(env.tensor(output.tensor), part_of(whole, sharding, mesh, rank))
+            assert torch.equal(env.tensor(output.tensor), part_of(whole, sharding, rank))

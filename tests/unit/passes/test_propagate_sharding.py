@@ -8,7 +8,7 @@ from typing import final
 import pytest
 
 from golden_text import GoldenCheck
-from meshfuse.base.errors import Unsupported, UserError
+from meshfuse.base.errors import UserError
 from meshfuse.facts.sharding import describe, reduced_mesh_axes, sharding_of
 from meshfuse.ir import build, transforms
 from meshfuse.ir.axes import TensorName
@@ -60,6 +60,48 @@ def test_a_sharded_operand_wins_over_a_replicated_one() -> None:
     recorder.replicate(LINE, x)
     recorder.block(LINE, y, 1)
     assert text(propagated(recorder), z) == "[4, mesh_x{2} 3]"
+
+
+def test_of_two_shardings_the_one_wins_for_which_less_moves() -> None:
+    """Either the row is gathered, or the matrix exchanged."""
+    recorder = Recorder()
+    row, x = recorder.input([1, 6]), recorder.input([4, 6])
+    z = recorder.pointwise("add", row, x)
+    recorder.block(LINE, row, 1)
+    recorder.block(LINE, x, 0)
+    assert text(propagated(recorder), z) == "[mesh_x{2} 2, 6]"
+
+
+@pytest.mark.parametrize("rows", [40, -1])
+def test_the_smaller_of_two_computed_factors_moves(rows: int) -> None:
+    """A size that is not known counts as large."""
+    recorder = Recorder()
+    a, b = recorder.input([rows, 8]), recorder.input([8, 6])
+    z = recorder.add(build.matmul, recorder.pointwise("exp", a), recorder.pointwise("exp", b))
+    recorder.block(LINE, a, 0)
+    recorder.block(LINE, b, 1)
+    assert text(propagated(recorder), z).endswith(", 6]")
+
+
+def test_a_weight_that_is_an_input_stays_where_it_is() -> None:
+    recorder = Recorder()
+    x, weight = recorder.input([40, 8]), recorder.input([6, 8])
+    y = recorder.add(build.linear, recorder.pointwise("exp", x), weight)
+    recorder.block(LINE, x, 0)
+    recorder.block(LINE, weight, 0)
+    assert text(propagated(recorder), y) == "[40, mesh_x{2} 3]"
+
+
+def test_a_result_of_operands_on_two_meshes_lies_on_that_of_the_larger() -> None:
+    recorder = Recorder()
+    other = make_mesh([2, 3])
+    row, x = recorder.input([1, 6]), recorder.input([4, 6])
+    z = recorder.pointwise("relu", recorder.pointwise("add", row, x))
+    recorder.block(LINE, row, 1)
+    recorder.block(other, x, 0)
+    program = propagated(recorder)
+    assert text(program, z) == "[mesh_x{2} 2, 6]"
+    assert program.schedule(z).mesh == other
 
 
 def test_operands_complete_each_other_on_two_mesh_axes() -> None:
@@ -248,12 +290,16 @@ def test_unsound_annotations_are_reported_where_they_stand() -> None:
     recorder.program = transforms.split(recorder.program, x, 0, 4, inner_split=False)
     recorder.bind(x, 0, X)
     schedule = recorder.program.schedule(x)
-    for ranks, error in ((4, Unsupported), (2, UserError)):
+    for ranks in (4, 2):
         placed = type(schedule)(
             schedule.leaves, schedule.steps, schedule.bindings, make_mesh(range(ranks))
         )
-        with pytest.raises(error, match="T0"):
-            propagate_sharding(recorder.program.with_schedule(x, placed))
+        program = recorder.program.with_schedule(x, placed)
+        if ranks == 4:
+            assert propagate_sharding(program) == (program, ())  # 2, 2, 2 and none
+        else:
+            with pytest.raises(UserError, match=r"T0.* has 2 ranks there, not 4"):
+                propagate_sharding(program)
 
 
 def test_golden(golden: GoldenCheck) -> None:
