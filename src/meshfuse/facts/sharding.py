@@ -214,7 +214,9 @@ def canonical(digits: Sequence[Digit], extent: IntExpr, mesh: DeviceMesh | None)
     [2, 2@x, 3] over 7 stays, as [ceil(ceil(n/3)/2), 2@x, 3] does.
     Without a mesh, every mesh digit stays.
     """
-    merged: list[Digit] = []
+    if all(digit.owner is None for digit in digits):
+        return (Digit(extent),)
+    one, merged = const(1), list[Digit]()
     for digit in digits:
         if digit.owner is not None and not _spreads(digit.owner, mesh):
             continue
@@ -222,7 +224,7 @@ def canonical(digits: Sequence[Digit], extent: IntExpr, mesh: DeviceMesh | None)
             merged.append(_counting_ranks(digit, digit.owner, mesh))
         elif merged and merged[-1].owner is None:
             merged[-1] = Digit(merged[-1].extent * digit.extent)
-        elif digit.extent is not const(1):
+        elif digit.extent is not one:
             merged.append(digit)
     if not merged:
         return (Digit(extent),)

@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol, cast, final, runtime_checkable
 from meshfuse.base.errors import UserError, UserTypeError
 
 _MESH_LETTERS = "xyz"
+_MESH_PLACES = {f"mesh_{letter}": place for place, letter in enumerate(_MESH_LETTERS)}
 _MOST_RANKS = 1 << 31
 """Ranks are int32 in torch.distributed and NCCL."""
 _LONGEST_LIST = 32
@@ -64,8 +65,8 @@ class ParallelType:
     @property
     def mesh_position(self) -> int:
         """Places before the last mesh axis. Only for mesh types."""
-        suffix = self.name.removeprefix("mesh_")
-        return _MESH_LETTERS.index(suffix) if suffix in _MESH_LETTERS else int(suffix)
+        place = _MESH_PLACES.get(self.name)
+        return int(self.name.removeprefix("mesh_")) if place is None else place
 
     def __str__(self) -> str:
         return self.name
