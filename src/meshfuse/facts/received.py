@@ -121,7 +121,7 @@ class _Cut:
         edges = sorted({1, self.size, *(span.low for spans in sides for span in spans)})
         wants = owns = 1
         for low, high in pairwise(edges):
-            if high % low:
+            if low == 0 or high % low:
                 return None
             have, want = (_span_at(low, spans) for spans in sides)
             owners = [span and span.owner for span in (have, want)]

@@ -231,6 +231,9 @@ def canonical(digits: Sequence[Digit], extent: IntExpr, mesh: DeviceMesh | None)
     taking = remaining_digit(merged)
     if taking is None:
         return tuple(merged)
+    for k, digit in enumerate(merged):
+        if k != taking and digit.extent is const(0):  # of an empty axis, which `taking` says
+            merged[k] = Digit(const(1))
     others = mul(const(1), *(digit.extent for k, digit in enumerate(merged) if k != taking))
     rest = extent if others is const(1) else ceildiv(extent, others)
     merged[taking] = Digit(rest)
