@@ -222,6 +222,7 @@ class Route:
         return math.prod(map(run_length, self.indices))
 
 
+@lru_cache(32)
 def exchange_routes(src: Sharding, dst: Sharding, sizes: tuple[int, ...]) -> tuple[Route, ...]:
     """Who sends what to whom for a tensor of `sizes` to get from `src` to `dst`.
 

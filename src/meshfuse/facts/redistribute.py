@@ -290,8 +290,8 @@ class _Planner:
     def _places(self, current: Sharding, mesh_axis: ParallelType) -> list[tuple[int, Digits]]:
         """Where a mesh axis may go: to its place in the target, if that makes even parts.
 
-        Else anywhere, but not where parts are larger and what is wanted is no nearer. That is not
-        asked where parts are uneven: then any place may be the best in the end.
+        Else where parts are even, but not where they are larger and what is wanted is no nearer.
+        If they are uneven everywhere, anywhere: each place may be the best in the end.
         """
         goal = self._place_in_target(current, mesh_axis)
         places = [] if goal is None else [goal]
@@ -300,8 +300,10 @@ class _Planner:
         for axis, extent in enumerate(self.moves.extents):
             found = places_for(current.axes[axis], mesh_axis, extent, self.mesh)
             places.extend((axis, digits) for digits in found)
-        if not all(self._is_even(current, mesh_axis, *place) for place in places):
+        even = [place for place in places if self._is_even(current, mesh_axis, *place)]
+        if not even:
             return places
+        places = even if goal is None else [goal, *even]
         measured = [(*self._measure(current, *place), *place) for place in places]
         kept: list[tuple[int, Digits]] = []
         least: int | None = None

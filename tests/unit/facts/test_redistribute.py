@@ -276,7 +276,9 @@ def test_pairs_on_two_mesh_axes(mesh: DeviceMesh, sizes: tuple[int, ...]) -> Non
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("mesh", "sizes"), TWO_AXES, ids=str)
+@pytest.mark.parametrize(
+    ("mesh", "sizes"), [*TWO_AXES, (WIDE, (7, 5)), (TALL, (3, 5)), (TALL, (11,))], ids=str
+)
 def test_every_pair_on_two_mesh_axes(mesh: DeviceMesh, sizes: tuple[int, ...]) -> None:
     steps = Steps(mesh, sizes, shardings(mesh, sizes))
     for src, dst in pairs(mesh, sizes):
