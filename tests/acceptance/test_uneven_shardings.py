@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from meshfuse import DataType, DistributedTensor, FusionDefinition, ParallelType, TensorView
 from meshfuse.dist.shard import shard_tensor, unshard_tensor
 from meshfuse.multidevice import DeviceMesh, SimulatedResults, simulate
+from meshfuse.multidevice import shard_tensor as cut
 
 MESH_X, MESH_Y = ParallelType.mesh_x, ParallelType.mesh_y
 SIZES = (5, 7, 1, 0, 9)
@@ -52,7 +55,7 @@ def check(results: SimulatedResults, wanted: Sequence[torch.Tensor]) -> None:
     """Every rank holds its part of each value, and knows the global shape."""
     for position, value in enumerate(wanted):
         outputs = dict(enumerate(outputs[position] for outputs in results))
-        parts: dict[int, torch.Tensor] = {}
+        parts: dict[int, DistributedTensor] = {}
         for rank, output in outputs.items():
             assert isinstance(output, DistributedTensor)
             assert output.dtype == value.dtype
@@ -63,8 +66,8 @@ def check(results: SimulatedResults, wanted: Sequence[torch.Tensor]) -> None:
             assert output.shape == part.shape
             assert output.global_shape == tuple(value.shape)
             torch.testing.assert_close(output.local, part, rtol=1e-5, atol=1e-5, equal_nan=True)
-            parts[rank] = output.local
-        sharding = outputs[next(iter(parts))].sharding
+            parts[rank] = output
+        sharding = next(iter(parts.values())).sharding
         whole = unshard_tensor(parts, sharding, value.shape)
         torch.testing.assert_close(whole, value, rtol=1e-5, atol=1e-5, equal_nan=True)
 
@@ -167,7 +170,7 @@ def test_products(place: str, d: int) -> None:
 @pytest.mark.parametrize("place", ["block", "cyclic"])
 def test_statistics_along_and_across(place: str) -> None:
     mesh = DeviceMesh(range(4))
-    for axis, sizes in ((1, SIZES), (0, (5, 7, 9, 2))):
+    for axis, sizes in ((1, (5, 7, 1)), (0, (5, 9, 2))):
         with FusionDefinition() as fd:
             x = fd.define_tensor([-1, 3], contiguity=True)
             variance, mean = fd.ops.var_mean(x, [axis], correction=0)
@@ -316,3 +319,100 @@ def test_sizes_that_only_other_ranks_know() -> None:
         block(right, y, 0)
     a, b = integers(5), integers(8)
     check(simulate(fd, [a, b]), [-a, -b])
+
+
+@pytest.mark.parametrize("sizes", [(5, 3), (-1, 3)])
+def test_a_pipeline_over_two_meshes(sizes: tuple[int, int]) -> None:
+    """The second half of the ranks knows a symbolic size by the simulator only."""
+    left, right = DeviceMesh([0, 1]), DeviceMesh([2, 3, 4])
+    with FusionDefinition() as fd:
+        x = fd.define_tensor(list(sizes), contiguity=True)
+        hidden = fd.ops.neg(x)
+        handed = fd.ops.set(hidden)
+        fd.add_output(fd.ops.exp(handed))
+        fd.add_output(hidden)
+        block(left, x, 0)
+        block(left, hidden, 0)
+        cyclic(right, handed, 0)
+    data = integers(5, 3)
+    check(simulate(fd, [data]), [(-data).exp(), -data])
+    if sizes[0] < 0:
+        empty = torch.empty(0, 0)
+        with pytest.raises(RuntimeError, match=r"rank 2 needs the size i0, .* global_sizes=\{k: s"):
+            simulate(fd, [[data[:2]], [data[2:4]], [empty], [empty], [empty]], per_rank=True)
+
+
+def test_meshes_that_overlap() -> None:
+    left, right = DeviceMesh([0, 1]), DeviceMesh([1, 2])
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([5, 3], contiguity=True)
+        y = fd.define_tensor([5, 3], contiguity=True)
+        z = fd.ops.add(x, y)
+        fd.add_output(z)
+        block(left, x, 0)
+        block(right, y, 0)
+        cyclic(right, z, 0)
+    a, b = integers(5, 3), integers(5, 3) + 1
+    check(simulate(fd, [a, b]), [a + b])
+
+
+@pytest.mark.parametrize("n", [7, 1, 0])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_static_axis_is_gathered(place: str, n: int) -> None:
+    mesh = DeviceMesh(range(3))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([n, 2], contiguity=True)
+        whole = fd.ops.set(fd.ops.neg(x))
+        fd.add_output(whole)
+        PLACES[place](mesh, x, 0)
+        whole.set_device_mesh(mesh)
+    data = integers(n, 2)
+    check(simulate(fd, [data]), [-data])
+
+
+# What users hold.
+
+
+def test_an_input_is_updated_in_place() -> None:
+    mesh = DeviceMesh(range(3))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([7, 5], contiguity=True)
+        fd.add_output(fd.ops.add(x, 1.0), x)
+        block(mesh, x, 0)
+    data = integers(7, 5)
+    updated = [inputs[0] for inputs in simulate(fd, [data]).inputs]
+    for rank, part in enumerate((data + 1).split(3)):
+        tensor = updated[rank]
+        assert isinstance(tensor, DistributedTensor)
+        assert tensor.global_shape == (7, 5)
+        assert torch.equal(tensor.local, part)
+
+
+def test_copies_and_pickles_keep_the_global_shape() -> None:
+    fd, _ = negation(3, [-1, 4])
+    [tensor] = simulate(fd, [integers(5, 4)])[2]
+    assert isinstance(tensor, DistributedTensor)
+    for other in (copy.copy(tensor), copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):
+        assert (other.global_shape, other.sharding) == ((5, 4), tensor.sharding)
+        assert torch.equal(other.local, tensor.local)
+
+
+def test_segments_run_one_by_one() -> None:
+    mesh = DeviceMesh([0])
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 4], contiguity=True)
+        w = fd.define_tensor([3, 4], contiguity=True)
+        fd.add_output(fd.ops.relu(fd.ops.linear(fd.ops.neg(x), w)))
+        block(mesh, x, 0)
+        w.set_device_mesh(mesh)
+    inputs = [integers(5, 4), integers(3, 4)]
+    fd.segment(inputs)
+    [output] = fd.execute(inputs, global_sizes={x: (5, 4)})
+    assert torch.equal(output, torch.nn.functional.linear(-inputs[0], inputs[1]).relu())
+
+
+def test_a_tensor_that_is_no_value_of_the_view_is_not_cut() -> None:
+    _, x = negation(1, [5, 3])
+    assert torch.equal(cut(integers(5, 3), x), integers(5, 3))
+    with pytest.raises(RuntimeError, match=r"shard_tensor\(tensor of shape \[4, 3\], .*size 5"):
+        cut(integers(4, 3), x)

@@ -12,6 +12,7 @@ from meshfuse.api.tensor_view import TensorView
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.dist import shard
 from meshfuse.dist.communicator import Communicator
+from meshfuse.expr import const_value
 from meshfuse.facts.sharding import sharding_of
 from meshfuse.ir.mesh import ParallelType
 
@@ -76,20 +77,28 @@ class Sharding:
 def shard_tensor(tensor: torch.Tensor, tv: TensorView) -> torch.Tensor:
     """This rank's part of a global tensor, sharded as `tv` is; contiguous, on the tensor's device.
 
-    A rank outside the mesh gets an empty tensor. UserError for a `tv` without a mesh or of another
-    rank, Unsupported for a size that the ranks cannot share in equal blocks.
+    Parts may differ in size, and be empty. A rank outside the mesh gets an empty tensor. UserError
+    for a `tv` without a mesh or of another shape.
     """
     if not isinstance(tensor, torch.Tensor) or not isinstance(tv, TensorView):
         raise UserTypeError(
             f"shard_tensor({type(tensor).__name__}, {type(tv).__name__}): takes a torch tensor and "
             "a TensorView"
         )
-    sharding = sharding_of(tv.recording.program, tv.name)
+    program = tv.recording.program
+    sharding = sharding_of(program, tv.name)
     if sharding.mesh is None:
         raise UserError(
             f"shard_tensor(tensor of shape {list(tensor.shape)}, {tv.name}): {tv.name} has no "
             "mesh; call its set_device_mesh first"
         )
+    for axis, domain in enumerate(program.tensor(tv.name).tensor_axes[: tensor.ndim]):
+        size = const_value(domain.extent)
+        if size not in (None, tensor.size(axis)):
+            raise UserError(
+                f"shard_tensor(tensor of shape {list(tensor.shape)}, {tv.name}): axis {axis} of "
+                f"{tv.name} has size {size}"
+            )
     return shard.shard_tensor(tensor, sharding, Communicator.instance().rank())
 
 
