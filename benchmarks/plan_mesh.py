@@ -78,7 +78,7 @@ class Blocks:
         return ops.cast(normal * scale + shift, DataType.BFloat16)
 
     def attention(self, x: TensorView) -> TensorView:
-        """Every head's queries, keys and values, its softmax, and the projection back."""
+        """Queries, keys and values of the heads, causal attention, and the projection back."""
         ops, s = self.fd.ops, self.shape
         size = s.hidden // s.heads
         parts = []
@@ -86,12 +86,7 @@ class Blocks:
             part = ops.linear(x, self.weight(s.hidden, s.hidden, tp=0))
             heads = ops.reshape(part, [s.batch, s.sequence, s.heads, size])
             parts.append(ops.permute(heads, [0, 2, 1, 3]))
-        query, key, value = parts
-        scores = ops.cast(ops.matmul(query, ops.permute(key, [0, 1, 3, 2])), DataType.Float)
-        scores = scores * size**-0.5
-        weights = ops.exp(scores - ops.max(scores, [3], keepdim=True))
-        weights = weights / ops.sum(weights, [3], keepdim=True)
-        mixed = ops.matmul(ops.cast(weights, DataType.BFloat16), value)
+        mixed = ops.sdpfa_fwd(*parts, is_causal=True)[0]
         rows = ops.reshape(ops.permute(mixed, [0, 2, 1, 3]), [s.batch, s.sequence, s.hidden])
         return self.place(ops.linear(rows, self.weight(s.hidden, s.hidden, tp=1)), dp=0, tp=1)
 
