@@ -163,12 +163,14 @@ def split_heads(d: int) -> Built:
 
 
 def reshape_gathers(d: int) -> Built:
-    """The ranks' blocks are no longer blocks of the merged axis: it is gathered."""
+    """The ranks' blocks are strided pieces of the merged axis, and are gathered as such."""
     mesh = DeviceMesh(range(d))
     with FusionDefinition() as fd:
         x = fd.define_tensor([3, d * 2], contiguity=True)
-        fd.add_output(fd.ops.relu(fd.ops.reshape(x, [-1])))
+        y = fd.ops.relu(fd.ops.reshape(x, [-1]))
+        fd.add_output(y)
         block(mesh, x, 1)
+        replicate(mesh, y)
     data = integers(3, d * 2)
     return Built(fd, [data], [Expected(data.reshape(-1).relu(), -1)], ("all_gather",))
 

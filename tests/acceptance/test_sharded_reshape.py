@@ -19,7 +19,7 @@ Shape = Callable[[int], Sequence[int]]
 class Case:
     """y = reshape(x) and 2y, for d ranks. `x_axis` and `y_axis`: what the user shards; -1 is whole.
 
-    `result`: the axis on which 2y is sharded for d > 1; `gathers`: whether anything moves.
+    `result`: the axis on which 2y is sharded for d > 1; `moves`: the collective, if any is posted.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Case:
     x_axis: int
     result: int
     y_axis: int | None = None
-    gathers: bool = False
+    moves: str = ""
 
 
 CASES = [
@@ -37,14 +37,14 @@ CASES = [
     Case("merge", lambda d: (d * 2, 3, 5), lambda d: (-1, 5), 0, 0),
     Case("merge_and_split", lambda d: (d * 4, 3), lambda d: (d * 2, 6), 0, 0),
     Case("beside", lambda d: (d * 2, 6), lambda d: (d * 2, 2, 3), 0, 0),
-    Case("not_outermost", lambda d: (3, d * 2, 5), lambda d: (-1, 5), 1, -1, gathers=True),
-    Case("not_divisible", lambda d: (d * 10,), lambda d: (5, -1), 0, -1, gathers=True),
+    Case("not_outermost", lambda d: (3, d * 2, 5), lambda d: (-1, 5), 1, -1, -1, "all_gather"),
+    Case("not_divisible", lambda d: (d * 10,), lambda d: (5, -1), 0, -1, None, "all_gather"),
     Case("from_result", lambda d: (d * 2, 6), lambda d: (-1,), -1, 0, y_axis=0),
     Case("from_split_result", lambda d: (d * 6,), lambda d: (-1, 3), -1, 0, y_axis=0),
     Case("result_inside", lambda d: (d * 6,), lambda d: (3, -1), -1, 1, y_axis=1),
     Case("both", lambda d: (d * 2, 6), lambda d: (-1,), 0, 0, y_axis=0),
-    Case("to_whole", lambda d: (d * 2, 6), lambda d: (-1,), 0, -1, y_axis=-1, gathers=True),
-    Case("other_axis", lambda d: (d * 2, d * 3), lambda d: (d * 6, d), 1, 0, 0, gathers=True),
+    Case("to_whole", lambda d: (d * 2, 6), lambda d: (-1,), 0, -1, -1, "all_gather"),
+    Case("other_axis", lambda d: (d * 2, d * 3), lambda d: (d * 6, d), 1, 0, 0, "exchange"),
 ]
 
 
@@ -76,17 +76,40 @@ def test_reshape_by_value(case: Case, d: int, symbolic: bool) -> None:
             assert axis == case.result
         assert torch.equal(result.local, expected if axis < 0 else expected.chunk(d, axis)[rank])
     posted = [step.collective.value for step in fd.fec.communications()]
-    assert posted == (["all_gather"] if case.gathers and d > 1 else [])
+    assert posted == ([case.moves] if case.moves and d > 1 else [])
+
+
+@pytest.mark.parametrize("size", [2, 3], ids=["even", "uneven"])
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
+def test_flattened_tokens_stay_where_they_are(d: int, size: int) -> None:
+    """[b, s, e] -> [b*s, e] -> [b, s, e], s sharded: strided pieces, if they are alike."""
+    mesh, s = DeviceMesh(range(d)), d * 2 if size == 2 else d * 2 + 1
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([3, s, 4], contiguity=True)
+        weight = fd.define_tensor([5, 4], contiguity=True)
+        tokens = fd.ops.linear(fd.ops.reshape(x, [-1, 4]), weight)
+        fd.add_output(fd.ops.reshape(tokens, [3, s, 5]) + 1.0)
+        block(mesh, x, 1)
+    inputs = [integers(3, s, 4), integers(5, 4)]
+    expected = torch.nn.functional.linear(*inputs) + 1
+    for rank, [result] in enumerate(simulate(fd, inputs)):
+        assert isinstance(result, DistributedTensor)
+        part = expected if result.axis_sharded_on(ParallelType.mesh_x) < 0 else None
+        assert torch.equal(result.local, expected.chunk(d, 1)[rank] if part is None else part)
+    posted = [step.collective.value for step in fd.fec.communications()]
+    assert posted == ([] if size == 2 or d == 1 else ["all_gather"])
 
 
 def test_what_is_gathered_is_said() -> None:
     mesh = DeviceMesh(range(2))
     with FusionDefinition() as fd:
         x = fd.define_tensor([3, 4], contiguity=True)
-        fd.add_output(fd.ops.reshape(x, [12]) * 2.0)
+        y = fd.ops.reshape(x, [12])
+        fd.add_output(y * 2.0)
         block(mesh, x, 1)
+        replicate(mesh, y)
     simulate(fd, [integers(3, 4)])
-    assert "T0 is needed whole by reshape T1" in fd.explain()
+    assert "T1 is computed where the operands of reshape T1 lie" in fd.explain()
 
 
 def test_heads_of_a_column_parallel_linear_stay_sharded() -> None:
@@ -126,5 +149,7 @@ def test_an_unknown_size_that_ranks_cannot_share_is_reported() -> None:
         fd.add_output(fd.ops.reshape(x, [-1, 2]) * 2.0)
         block(mesh, x, 0)
     assert len(simulate(fd, [integers(12)])) == 2
-    with pytest.raises(RuntimeError, match=r"axis of global size 3 \(i0 // 2\), which 2 ranks"):
+    with pytest.raises(
+        RuntimeError, match=r"reshaped along a sharded axis of global size 6 \(i0\)"
+    ):
         simulate(fd, [integers(6)])

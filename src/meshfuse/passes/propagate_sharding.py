@@ -8,7 +8,7 @@ from math import inf
 
 from meshfuse.base.trace import Note
 from meshfuse.facts.facts import tensor_operands, tensor_outputs
-from meshfuse.facts.reshape import digits_after_reshape, in_blocks
+from meshfuse.facts.reshape import digits_after_reshape, is_whole_pieces
 from meshfuse.facts.sharding import (
     Digit,
     Digits,
@@ -169,7 +169,7 @@ def _offer_in_order(
 def _reshaped_offers(
     program: Program, expr: Reshape, digits: Mapping[AxisName, Digits]
 ) -> list[Offer]:
-    """What each sharded axis of the operand makes of the result's axes, where that is blocks.
+    """What each sharded axis of the operand makes of the result's axes, where that is whole pieces.
 
     T1 [a, k] = reshape(T0 [a*k]), T0 split over mesh_x  ->  a of T1 is split alike
     """
@@ -178,7 +178,9 @@ def _reshaped_offers(
         if all(digit.owner is None for digit in digits[axis]):
             continue
         found = digits_after_reshape(program, expr.out, {image: digits[axis]}, None)
-        offers += [pair for pair in (found or {}).items() if in_blocks(pair[1])]
+        extents = {a.name: a.extent for a in program.tensor(expr.out).logical}
+        pairs = (found or {}).items()
+        offers += [(name, d) for name, d in pairs if is_whole_pieces(d, extents[name])]
     return offers
 
 
@@ -201,7 +203,7 @@ def _spread_backward(program: Program, expr: Expr, frozen: Container[TensorName]
         if isinstance(expr, Reshape):
             extents = {axis.name: axis.extent for axis in program.tensor(source).tensor_axes}
             offers = [(axis, canonical(d, extents[axis], None)) for axis, d in offers]
-            offers = [offer for offer in offers if in_blocks(offer[1])]
+            offers = [offer for offer in offers if is_whole_pieces(offer[1], extents[offer[0]])]
         whole = source in program.fusion.inputs
         program = _take(program, source, mesh, [] if whole else offers)
     return program
