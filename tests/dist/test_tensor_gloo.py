@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed import fake_pg
 
 from gloo_run import observe_ranks, run_ranks
+from meshfuse import FusionDefinition
 from meshfuse.base import optional
 from meshfuse.base.errors import Unsupported
 from meshfuse.dist.placements import StridedShard
@@ -19,6 +20,8 @@ from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.expr import const
 from meshfuse.facts.sharding import Digit, Sharding
 from meshfuse.ir.mesh import ParallelType, make_mesh
+from meshfuse.multidevice import DeviceMesh
+from meshfuse.multidevice import shard_tensor as cut
 
 X, Y = ParallelType.mesh_x, ParallelType.mesh_y
 WHOLE = torch.arange(32).view(4, 8)
@@ -61,6 +64,34 @@ def gather_back(rank: int, world_size: int) -> int:
 
 def test_full_tensor_and_dtensor() -> None:
     assert run_ranks(gather_back, 2) == [7, 7]
+
+
+def gather_uneven(rank: int, world_size: int) -> int:
+    """Parts that differ, one of them empty, out of a program whose size a call gives."""
+    mesh = DeviceMesh([0, 1, 2])
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 3], contiguity=True)
+        fd.add_output(fd.ops.neg(x))
+        fd.add_output(fd.ops.set(fd.ops.neg(x)))
+        x.set_device_mesh(mesh)
+        x.outer_split(0, 3)
+        x.axis(0).parallelize(X)
+    for rows in (4, 5, 1, 0):
+        whole = torch.arange(3.0 * rows).view(rows, 3)
+        inputs = [cut(whole, x)]
+        for _ in range(2):
+            outputs = fd.execute(inputs, global_sizes={0: (rows, 3)})
+            for output in outputs:
+                assert isinstance(output, DistributedTensor)
+                assert torch.equal(output.full_tensor(), -whole)
+        [again, _] = fd.execute(outputs[:1])
+        assert isinstance(again, DistributedTensor)
+        assert torch.equal(again.full_tensor(), whole)
+    return rank
+
+
+def test_full_tensors_of_uneven_parts() -> None:
+    assert run_ranks(gather_uneven, 3) == [0, 1, 2]
 
 
 def cut_like_torch(rank: int, world_size: int) -> int:
