@@ -18,7 +18,6 @@ from typing import Final, final
 
 from meshfuse.base.errors import InvariantError
 from meshfuse.expr import IntExpr
-from meshfuse.facts.holdings import is_even
 from meshfuse.facts.moves import (
     Move,
     Moves,
@@ -28,7 +27,7 @@ from meshfuse.facts.moves import (
     places_for,
     replaced,
 )
-from meshfuse.facts.received import largest_part
+from meshfuse.facts.received import largest_part, nominal
 from meshfuse.facts.refusal import Refusal
 from meshfuse.facts.sharding import Digits, Sharding, describe, keep_owners, owners_of
 from meshfuse.ir.axes import TensorName
@@ -273,10 +272,17 @@ class _Planner:
         yield from self._balancing_moves(current)
 
     def _balancing_moves(self, current: Sharding) -> Iterator[Move]:
-        """Exchanges that leave uneven parts otherwise along one mesh axis: with less to combine."""
+        """Exchanges of terms along one mesh axis, where it may pay: parts of the tensor axis are
+        uneven, so that others are less to combine; or they stand where results are wanted.
+        """
+        wanted = [
+            owner for owner in self.waiting(current) if not self._place_in_target(current, owner)
+        ]
         for axis, digits in enumerate(current.axes):
-            extent = self.moves.extents[axis]
-            if is_even(digits, extent):
+            extent, size = self.moves.extents[axis], self.moves.sizes[axis]
+            goal = self.dst.axes[axis] if self.mesh == self.dst.mesh else ()
+            is_even = math.prod(nominal(digit.extent) for digit in digits) == size
+            if is_even and not any(digit.owner in wanted for digit in goal):
                 continue
             for mesh_axis in owners_of(digits, self.mesh):
                 kept = [owner for owner in owners_of(digits, self.mesh) if owner != mesh_axis]
