@@ -154,7 +154,7 @@ def place_as(
         made = [
             canonical(_cut(digits, position, mesh_axis, ranks, below), extent, mesh)
             for position, lower in _local_digits(digits)
-            if (below := quotient_if_exact(weight, lower)) is not None
+            if (below := quotient_if_exact(weight, lower)) not in (None, const(0))
         ]
     fitting = (d for d in made if keeps_places(digits, d) and keeps_places(goal, d))
     return next(fitting, None)
