@@ -420,8 +420,8 @@ def _check_demand(demand: Demand, found: Sequence[int]) -> None:
         case Divides(divisor, extent, tensor) if found[0] % divisor:
             raise Unsupported(
                 f"execute: {tensor} is reshaped along a sharded axis of global size {found[0]} "
-                f"({extent}), which {divisor} ranks cannot share in equal blocks; the size must be "
-                f"a multiple of {divisor}"
+                f"({extent}), of which ranks must hold whole pieces: the size must be a multiple "
+                f"of {divisor}, or what is reshaped be copied onto the mesh unsharded first"
             )
         case Covers(most, extent, tensor) if found[0] > most:
             raise UserError(
