@@ -178,7 +178,7 @@ def _describe_communications(
         have, want = sharding_of(program, node.src), sharding_of(program, node.out)
         received = f"; each rank receives {note.bytes}" if note and note.bytes else ""
         lines += [
-            f"{node.number}: {node.collective.value} over {node.mesh_axis} of {node.mesh}",
+            f"{node.number}: {node.collective.value} {_between(node)}",
             f"   from  {node.src} {describe_axes(have)}",
             f"   to    {node.out} {describe_axes(want)}",
             f"   size  {node.src} is {node.bytes} bytes on each rank{received}",
@@ -186,6 +186,12 @@ def _describe_communications(
         ]
         lines += [f"   why   {note.reason}"] if note else []
     return lines or ["none: every rank has what it needs"]
+
+
+def _between(node: Communicate) -> str:
+    if node.mesh_axis is not None:
+        return f"over {node.mesh_axis} of {node.mesh}"
+    return f"on {node.mesh}" if node.to_mesh is None else f"from {node.mesh} to {node.to_mesh}"
 
 
 def _describe_segments(segments: Sequence[Segment], host: HostProgram) -> list[str]:
