@@ -146,6 +146,8 @@ the less, the better.
 
 _Path = tuple[_Cost, int, Sharding, tuple[Move, ...], bool]
 """The cost, with what must still come; a number against ties; where it leads; if it is ended."""
+_FEW_MESH_AXES: Final = 2
+
 _FREE: Final[_Cost] = (0, 0, 0, 0, 0)
 
 
@@ -168,6 +170,10 @@ class _Planner:
     moves: Moves
     mesh: DeviceMesh
     dst: Sharding
+
+    @property
+    def _is_small(self) -> bool:
+        return sum(size > 1 for size in self.mesh.shape) <= _FEW_MESH_AXES
 
     def waiting(self, current: Sharding) -> list[ParallelType]:
         """The mesh axes over which terms are to be combined."""
@@ -297,7 +303,8 @@ class _Planner:
         """Where a mesh axis may go: to its place in the target, if that makes even parts.
 
         Else where parts are even, but not where they are larger and what is wanted is no nearer.
-        If they are uneven everywhere, anywhere: each place may be the best in the end.
+        Anywhere if parts are uneven everywhere, and on meshes of few axes if they are somewhere:
+        each place may be the best in the end. (On others that would take seconds.)
         """
         goal = self._place_in_target(current, mesh_axis)
         places = [] if goal is None else [goal]
@@ -307,7 +314,7 @@ class _Planner:
             found = places_for(current.axes[axis], mesh_axis, extent, self.mesh)
             places.extend((axis, digits) for digits in found)
         even = [place for place in places if self._is_even(current, mesh_axis, *place)]
-        if not even:
+        if not even or (len(even) < len(places) and self._is_small):
             return places
         places = even if goal is None else [goal, *even]
         measured = [(*self._measure(current, *place), *place) for place in places]
