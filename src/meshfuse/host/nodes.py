@@ -296,7 +296,8 @@ class HostProgram:
 
     A scalar's name is a symbol, too. A symbol that several entries give is the first's that the
     rank has a part of. Every input's local sizes must equal its buffer's, once the symbols are
-    bound, and all of `demands` must hold. `random` gives two scalars at each call, on all ranks alike.
+    bound, and all of `demands` must hold. `random` gives two scalars at each call, on all ranks
+    alike.
     """
 
     inputs: tuple[TensorName | ScalarName, ...]
