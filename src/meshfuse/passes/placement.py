@@ -42,13 +42,16 @@ axes of the others correspond.
 def placement_of(program: Program, out: TensorName, mesh: DeviceMesh) -> Placement:
     """The placement that makes `out` as it lies, short of a reduction across ranks.
 
-    A mesh axis on a reduced leaf spreads the reduction, so that kept axes are whole along it.
+    A mesh axis on a reduced leaf spreads the reduction, so that kept axes are whole along it. The
+    one element of a broadcast axis is computed everywhere.
     """
     digits, axes = axis_digits(program, out), program.tensor(out).maybe_root
     found = [canonical(digits.get(a.name, (Digit(a.extent),)), a.extent, mesh) for a in axes]
     crossing = crossing_axes(program, out, tuple(found))
     for place, axis in enumerate(axes):
-        if axis.kind.is_tensor_axis:
+        if axis.kind is AxisKind.broadcast:
+            found[place] = (Digit(axis.extent),)
+        elif axis.kind.is_tensor_axis:
             kept = [owner for owner in owners_of(found[place], mesh) if owner not in crossing]
             found[place] = keep_owners(found[place], kept, axis.extent, mesh)
     return tuple(found)

@@ -220,8 +220,11 @@ def _take(
         program = program.with_schedule(tensor, replace(schedule, mesh=mesh))
     elif schedule.mesh != mesh:
         return program
-    extents = {axis.name: axis.extent for axis in program.tensor(tensor).logical}
+    axes = program.tensor(tensor).logical
+    extents = {axis.name: axis.extent for axis in axes if axis.kind is not AxisKind.broadcast}
     for axis, digits in offers:
+        if axis not in extents:
+            continue
         used = _mesh_axes_on(program, tensor, AxisKind.iteration, AxisKind.broadcast)
         digits = _without(digits, used)
         if any(digit.owner for digit in digits) and is_free_leaf(program, tensor, axis):

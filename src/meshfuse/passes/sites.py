@@ -22,7 +22,7 @@ from meshfuse.facts.sharding import (
     reduction_function,
     sharding_of,
 )
-from meshfuse.ir.axes import TensorName
+from meshfuse.ir.axes import AxisKind, TensorName
 from meshfuse.ir.mesh import DeviceMesh
 from meshfuse.ir.ops import Expr, Reshape, Welford
 from meshfuse.ir.program import Program
@@ -145,7 +145,8 @@ def _site_of_operand(program: Program, expr: Expr, position: int, own: Site) -> 
         if is_spread and (place is None or not (root[place].kind.is_tensor_axis or reduces)):
             return None
         if place is not None:
-            found[place] = canonical(digits, root[place].extent, have.mesh)
+            own_digits = () if root[place].kind is AxisKind.broadcast else digits
+            found[place] = canonical(own_digits, root[place].extent, have.mesh)
     used = {owner for digits in found.values() for owner in owners_of(digits, have.mesh)}
     placement: list[Digits] = []
     for place, digits in enumerate(own.placement):
