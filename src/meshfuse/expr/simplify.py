@@ -29,19 +29,21 @@ def symbol(name: str, low: int | None = 0, high: int | None = None, multiple: in
 
 def as_expr(x: IntLike) -> IntExpr:
     """x as an expression."""
+    if type(x) is int:  # asked first: isinstance is slow for a subclass of an abstract class
+        return Const(x)
     return x if isinstance(x, IntExpr) else Const(int(x))
 
 
 def is_const(e: IntLike) -> bool:
     """True for an int or a Const."""
-    return not isinstance(e, IntExpr) or isinstance(e, Const)
+    return type(e) is Const or not isinstance(e, IntExpr)
 
 
 def const_value(e: IntLike) -> int | None:
     """The value of an int or a Const, else None."""
-    if isinstance(e, IntExpr):
-        return e.value if isinstance(e, Const) else None
-    return e
+    if type(e) is Const:
+        return e.value
+    return None if isinstance(e, IntExpr) else e
 
 
 @lru_cache(MEMO_SIZE)

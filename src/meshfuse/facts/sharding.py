@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial, singledispatch
+from functools import lru_cache, partial, singledispatch
 
 from meshfuse.base.errors import InvariantError, Unsupported, UserError
 from meshfuse.expr import IntExpr, ceildiv, const, const_value, known_multiple, mul
@@ -216,6 +216,12 @@ def canonical(digits: Sequence[Digit], extent: IntExpr, mesh: DeviceMesh | None)
     """
     if all(digit.owner is None for digit in digits):
         return (Digit(extent),)
+    return _canonical(tuple(digits), extent, mesh)
+
+
+@lru_cache(1 << 12)
+def _canonical(digits: Digits, extent: IntExpr, mesh: DeviceMesh | None) -> Digits:
+    """Found once: layers of a model have like shardings, and every pass asks for each."""
     one, merged = const(1), list[Digit]()
     for digit in digits:
         if digit.owner is not None and not _spreads(digit.owner, mesh):
