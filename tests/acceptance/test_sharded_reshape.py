@@ -100,6 +100,20 @@ def test_flattened_tokens_stay_where_they_are(d: int, size: int) -> None:
     assert posted == ([] if size == 2 or d == 1 else ["all_gather"])
 
 
+@pytest.mark.parametrize("d", [2, 3, 4, 8])
+def test_uneven_rows_that_merge_are_gathered(d: int) -> None:
+    """Blocks of whole rows are not the blocks of the elements that a sharding can say."""
+    mesh, rows = DeviceMesh(range(d)), d + 1
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([rows, 3], contiguity=True)
+        fd.add_output(fd.ops.reshape(x, [-1]) * 2.0)
+        block(mesh, x, 0)
+    data = integers(rows, 3)
+    for [result] in simulate(fd, [data]):
+        assert torch.equal(result.as_subclass(torch.Tensor), data.reshape(-1) * 2)
+    assert [step.collective.value for step in fd.fec.communications()] == ["all_gather"]
+
+
 def test_what_is_gathered_is_said() -> None:
     mesh = DeviceMesh(range(2))
     with FusionDefinition() as fd:

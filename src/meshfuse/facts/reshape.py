@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshfuse.expr import IntExpr
+from meshfuse.expr import IntExpr, const, const_value, mul
 from meshfuse.facts.holdings import is_even
 from meshfuse.facts.sharding import Digit, Digits, canonical, deal_digits
 from meshfuse.ir.axes import AxisName, TensorName
-from meshfuse.ir.mesh import DeviceMesh
+from meshfuse.ir.mesh import DeviceMesh, ParallelType
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import Merge, Split, Swizzle1d
 
@@ -23,9 +23,9 @@ def digits_after_reshape(
 
     [2@x, h/2] split by k  ->  [2@x, h/k/2], [k]     [2@x, a/2], [k] merged  ->  [2@x, a*k/2]
 
-    None where a rank would hold parts of blocks: an outer axis that the ranks do not divide, or the
-    inner axis of a merge that is not known to be shared evenly. If it is, it becomes strided. Axes
-    that `root` leaves out are whole.
+    None where no digits say what a rank would hold: parts of blocks, blocks that are not as even as
+    they could be, or of a merge's inner axis uneven ones. That axis becomes strided. Axes that
+    `root` leaves out are whole.
     """
     definition, axes = program.tensor(out), program.all_axes(out)
     found = {axis.name: root.get(axis.name, (Digit(axis.extent),)) for axis in definition.root}
@@ -42,7 +42,32 @@ def digits_after_reshape(
                 found[merged] = found[outer] + found[inner]
             case Swizzle1d(source, swizzled):
                 found[swizzled] = found[source]
-    return {a.name: canonical(found[a.name], a.extent, mesh) for a in definition.logical}
+    made = {a.name: canonical(found[a.name], a.extent, mesh) for a in definition.logical}
+    return made if all(_cut_alike(found[name], digits) for name, digits in made.items()) else None
+
+
+def _cut_alike(digits: Digits, normal: Digits) -> bool:
+    """Whether normal form, which makes blocks of an axis as small as they can be, changes none.
+
+    Blocks of 2 rows of 5 in 4 parts are [4@x, 2]; of the 15 elements of 3 columns they would be
+    [4@x, 4], and 6 elements are what 2 rows have. Blocks of sizes not known are even, as a run
+    demands of them.
+    """
+    wanted = _weights(normal)
+    return all(
+        const_value(weight) is None or const_value(wanted[owner]) in (None, const_value(weight))
+        for owner, weight in _weights(digits).items()
+        if owner in wanted
+    )
+
+
+def _weights(digits: Digits) -> dict[ParallelType, IntExpr]:
+    """By how many elements the parts of each mesh axis are apart."""
+    return {
+        digit.owner: mul(const(1), *(below.extent for below in digits[place + 1 :]))
+        for place, digit in enumerate(digits)
+        if digit.owner is not None
+    }
 
 
 def in_blocks(digits: Digits) -> bool:
