@@ -16,6 +16,7 @@ from meshfuse.facts.sharding import (
     canonical,
     describe,
     has_mesh_leaf,
+    owners_of,
     reduced_mesh_axes,
     sharding_of,
 )
@@ -221,10 +222,11 @@ def _take(
     elif schedule.mesh != mesh:
         return program
     axes = program.tensor(tensor).logical
-    extents = {axis.name: axis.extent for axis in axes if axis.kind is not AxisKind.broadcast}
+    extents = {axis.name: axis.extent for axis in axes}
+    single = {axis.name for axis in axes if axis.kind is AxisKind.broadcast}
     for axis, digits in offers:
-        if axis not in extents:
-            continue
+        if axis in single and owners_of(digits, mesh):
+            continue  # One element is not shared.
         used = _mesh_axes_on(program, tensor, AxisKind.iteration, AxisKind.broadcast)
         digits = _without(digits, used)
         if any(digit.owner for digit in digits) and is_free_leaf(program, tensor, axis):
