@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -14,25 +14,20 @@ from meshfuse.expr import IntExpr, free_symbols
 from meshfuse.host.nodes import (
     Communicate,
     Evaluate,
-    Free,
     HostProgram,
     KernelName,
     Launch,
     Node,
-    Wait,
 )
 from meshfuse.host.plan import Drawing, Executable, Names, Step
+from meshfuse.host.presence import NodeHere, is_outside, nodes_here
 from meshfuse.host.steps import Binding, bind_empty, bind_step
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
-from meshfuse.ir.rewrite import read_names
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.evaluate_ops import Placed
 from meshfuse.runtime.executors import ALONE_IDS, ExecutorIds
-
-NodeHere = tuple[Node | None, tuple[TensorName, ...]]
-"""What a rank does of a node, and the tensors made there that are empty on it."""
 
 
 def load(
@@ -57,7 +52,7 @@ def load(
     outside = is_outside(program, rank)
     prologue, body = _split_prologue(program)
     binding = Binding(program, names, sources, compiler, rank, device, schedulers or {}, ids, trace)
-    here = () if outside else tuple(_nodes_here(program, body, rank))
+    here = () if outside else tuple(nodes_here(program, body, rank))
     steps = tuple(_bind_steps(here, binding))
     symbols = _symbols_of(program, here)
     drawing = _drawing_of(program, names, device)
@@ -90,42 +85,6 @@ def _name_slots(program: HostProgram) -> Names:
     }
     shapes = {name: buffer.shape for name, buffer in program.buffers.items()}
     return Names(slots, dtypes, shapes, placed)
-
-
-def _nodes_here(program: HostProgram, body: Sequence[Node], rank: int) -> Iterator[NodeHere]:
-    """What the rank does of each node, if anything, with the tensors that are made there and that
-    it has no part of.
-
-    Ranks take part in a communication, and wait for it, that have a part of its source or of its
-    result.
-    """
-    posted = {node.number: node for node in body if isinstance(node, Communicate)}
-
-    def is_here(names: Iterable[str]) -> bool:
-        buffers = (program.buffers.get(TensorName(name)) for name in names)
-        return all(buffer is None or buffer.is_on(rank) for buffer in buffers)
-
-    for node in body:
-        elsewhere = tuple(TensorName(n) for n in names_defined(node) if not is_here([n]))
-        match node:
-            case Evaluate():
-                kept = tuple(e for e in node.body if is_here([*read_names(e), *e.outs]))
-                if node.into is not None and not is_here([node.into]):
-                    kept = ()
-                yield (replace(node, body=kept) if kept else None), elsewhere
-            case Communicate():
-                yield (node if _takes_part(program, node, rank) else None), ()
-            case Wait(number):
-                yield (node if _takes_part(program, posted[number], rank) else None), ()
-            case Free():
-                yield node, ()
-            case _:
-                touched = (*names_needed(node), *names_defined(node))
-                yield (node if is_here(touched) else None), elsewhere
-
-
-def _takes_part(program: HostProgram, node: Communicate, rank: int) -> bool:
-    return any(program.buffers[name].is_on(rank) for name in (node.src, node.out))
 
 
 def _split_prologue(program: HostProgram) -> tuple[tuple[Expr, ...], tuple[Node, ...]]:
@@ -163,9 +122,3 @@ def _bind_steps(body: Iterable[NodeHere], binding: Binding) -> Iterator[Step]:
             group += isinstance(node, Launch | Evaluate | Communicate)
         if elsewhere:
             yield bind_empty(elsewhere, binding)
-
-
-def is_outside(program: HostProgram, rank: int) -> bool:
-    """Whether `rank` is in none of the program's meshes: it holds and does nothing."""
-    meshes = {b.mesh for b in program.buffers.values() if b.mesh is not None}
-    return bool(meshes) and all(rank not in mesh.ids for mesh in meshes)

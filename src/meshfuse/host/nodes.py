@@ -67,7 +67,7 @@ class HostBuffer:
 
     def is_on(self, rank: int) -> bool:
         """Whether `rank` holds a part."""
-        return self.mesh is None or rank in self.mesh.ids
+        return self.mesh is None or rank in self.mesh.places
 
 
 @final
