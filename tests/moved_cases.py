@@ -14,7 +14,7 @@ from meshfuse.dist.bound_collectives import BoundCollective, PlacedTensor
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.expr import const
 from meshfuse.facts.digits import Digit, Digits, Sharding
-from meshfuse.facts.holdings import held, rank_coordinates
+from meshfuse.facts.holdings import held, rank_coordinates, shape_outside
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType, make_mesh
 
@@ -112,7 +112,7 @@ def _coordinates(sharding: Sharding, rank: int) -> Mapping[ParallelType, int]:
 def cut(tensor: torch.Tensor, sharding: Sharding, rank: int) -> torch.Tensor:
     """What a rank holds of a global tensor; an empty one outside the mesh."""
     if sharding.mesh is None or rank not in sharding.mesh.ids:
-        return tensor.new_empty((0,) * tensor.ndim)
+        return tensor.new_empty(shape_outside(tensor.ndim))
     place = _coordinates(sharding, rank)
     for axis, size in enumerate(tensor.shape):
         indices = [i for run in held(sharding.axes[axis], size, place) for i in run]

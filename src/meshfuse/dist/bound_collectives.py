@@ -61,7 +61,9 @@ class PlacedTensor:
     def holding_of(self, rank: int, sizes: Sequence[int]) -> Holding:
         """What a rank holds; nothing outside the mesh."""
         place = rank_coordinates(self.mesh).get(rank)
-        return Holding(((),) * len(sizes)) if place is None else self.holding(sizes, place)
+        if place is None:
+            return Holding(((),) * len(sizes), is_outside=True)
+        return self.holding(sizes, place)
 
 
 @final

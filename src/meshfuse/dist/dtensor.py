@@ -24,6 +24,7 @@ from meshfuse.dist.placements import (
     StridedShard,
     sharding_from_placements,
 )
+from meshfuse.facts.holdings import shape_outside
 from meshfuse.facts.sharding import Sharding
 from meshfuse.ir.mesh import DeviceMesh
 from meshfuse.runtime.allocate import dense_strides
@@ -54,7 +55,7 @@ def local_of(dtensor: Any) -> torch.Tensor:
     if collectives is not None and isinstance(local, collectives.AsyncCollectiveTensor):
         local = local.wait()
     if dtensor.device_mesh.get_coordinate() is None:
-        return local.new_zeros((0,) * dtensor.ndim)
+        return local.new_zeros(shape_outside(dtensor.ndim))
     return local.detach() if local.requires_grad else local
 
 

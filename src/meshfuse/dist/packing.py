@@ -18,7 +18,7 @@ from typing import final
 import torch
 
 from meshfuse.base.errors import InvariantError
-from meshfuse.facts.holdings import Runs, run_length, runs_of
+from meshfuse.facts.holdings import Runs, run_length, runs_of, shape_outside
 
 
 @final
@@ -211,12 +211,16 @@ def _not_within(part: Runs, whole: Runs) -> InvariantError:
 @final
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The indices that a rank holds of each axis of a tensor, or a part of them."""
+    """The indices that a rank holds of each axis of a tensor, or a part of them; `is_outside`:
+    nothing, as it is not in the tensor's mesh."""
 
     axes: tuple[Runs, ...]
+    is_outside: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
+        if self.is_outside:
+            return shape_outside(len(self.axes))
         return tuple(map(run_length, self.axes))
 
     @property

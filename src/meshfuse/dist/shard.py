@@ -16,7 +16,7 @@ from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.dist.collectives import reduce_blocks
 from meshfuse.dist.packing import Region
 from meshfuse.expr import ceildiv, const, const_value
-from meshfuse.facts.holdings import Runs, held
+from meshfuse.facts.holdings import Runs, held, shape_outside
 from meshfuse.facts.sharding import Digit, Digits, Sharding, describe
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
@@ -32,7 +32,7 @@ def shard_tensor(tensor: torch.Tensor, sharding: Sharding, rank: int) -> torch.T
     """
     places = held_places(sharding, tensor.shape, rank)
     if places is None:
-        return tensor.new_zeros((0,) * tensor.ndim)
+        return tensor.new_zeros(shape_outside(tensor.ndim))
     return Region(places, tensor.device).read(tensor).contiguous()
 
 
@@ -81,7 +81,7 @@ def local_shape(sharding: Sharding, shape: Sequence[int], rank: int) -> tuple[in
     """The shape of what `rank` holds of a tensor of this global shape; zeros outside the mesh."""
     places = held_places(sharding, shape, rank)
     if places is None:
-        return (0,) * len(shape)
+        return shape_outside(len(shape))
     return tuple(sum(map(len, runs)) for runs in places)
 
 

@@ -16,6 +16,7 @@ from meshfuse.dist.placements import Placement, placements_of
 from meshfuse.dist.shard import global_shape, local_shape, number_digits, unshard_tensor
 from meshfuse.expr import const, const_value
 from meshfuse.facts import sharding as facts
+from meshfuse.facts.holdings import shape_outside
 from meshfuse.facts.sharding import Digit, Sharding, describe
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
@@ -48,7 +49,8 @@ class DistributedTensor(torch.Tensor):
         """
         if sharding.mesh is None:
             raise InvariantError("DistributedTensor: a sharding without a mesh shards nothing")
-        if local.ndim != len(sharding.axes):
+        is_nothing = not sharding.axes and tuple(local.shape) == shape_outside(0)
+        if local.ndim != len(sharding.axes) and not is_nothing:
             raise UserError(
                 f"DistributedTensor(tensor of shape {tuple(local.shape)}, {describe(sharding)}): "
                 f"the tensor must have {len(sharding.axes)} axes"
@@ -56,7 +58,7 @@ class DistributedTensor(torch.Tensor):
         if any(const_value(d.extent) is None for digits in sharding.axes for d in digits):
             raise InvariantError(f"DistributedTensor: {describe(sharding)} has symbolic extents")
         if shape is None:
-            shape = global_shape(local.shape, sharding)
+            shape = () if is_nothing else global_shape(local.shape, sharding)
         else:
             number_digits(sharding, shape)
         self = local.detach().as_subclass(cls)

@@ -92,6 +92,11 @@ def _local_part(digits: Sequence[Digit]) -> IntExpr:
 # Listing.
 
 
+def shape_outside(axes: int) -> tuple[int, ...]:
+    """What a rank outside its mesh has of a tensor: nothing. No axes would be one element."""
+    return (0,) * max(axes, 1)
+
+
 def held(digits: Digits, size: int, coordinates: Coordinates) -> Runs:
     """The indices of an axis of `size` that the rank at `coordinates` holds.
 

@@ -11,6 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 import torch
 
 from meshfuse.base.trace import Activity, Extent, Trace
+from meshfuse.facts.holdings import shape_outside
 from meshfuse.host.nodes import HostProgram
 from meshfuse.host.plan import Action, AwaitWork, Event, Executable, Plan, Post, Slots, Traced
 from meshfuse.runtime.arguments import Argument
@@ -96,6 +97,6 @@ def _run_nothing(program: HostProgram) -> RankProgram:
     shown = (program.buffers[o.buffer] for o in program.outputs if o.alias is None)
     yield from ()
     return [
-        torch.empty((0,) * len(buffer.shape), dtype=to_torch_dtype(buffer.dtype))
+        torch.empty(shape_outside(len(buffer.shape)), dtype=to_torch_dtype(buffer.dtype))
         for buffer in shown
     ]

@@ -17,6 +17,7 @@ from meshfuse.codegen.source import KernelSource
 from meshfuse.dist.bound_collectives import BoundCollective, BoundPart, PlacedTensor
 from meshfuse.dist.executors import CommunicationExecutor
 from meshfuse.expr import IntExpr
+from meshfuse.facts.holdings import shape_outside
 from meshfuse.host.nodes import (
     Allocate,
     Communicate,
@@ -116,7 +117,7 @@ class EmptyStep(Step):
 
         def make_empty(slots: Slots) -> None:
             for slot, ndim, dtype in tensors:
-                slots[slot] = torch.empty((0,) * ndim, dtype=dtype, device=device)
+                slots[slot] = torch.empty(shape_outside(ndim), dtype=dtype, device=device)
 
         return make_empty
 

@@ -13,7 +13,7 @@ from meshfuse.base.dtypes import C_NAMES, DataType, Scalar, dtype_of_value, is_f
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.base.orders import contiguity_in_order, memory_order
 from meshfuse.expr import IntExpr, const, const_value
-from meshfuse.facts.holdings import held_count
+from meshfuse.facts.holdings import held_count, shape_outside
 from meshfuse.facts.layout import layout_of
 from meshfuse.facts.sharding import Sharding, describe, local_extent, sharding_of
 from meshfuse.ir.axes import ScalarName, TensorName
@@ -249,7 +249,9 @@ def _check_empty(
 def _empty(want: ExpectedTensor, device: torch.device) -> torch.Tensor:
     """What stands for a tensor of other ranks, whatever empty tensor was passed."""
     where = torch.device("cpu") if want.is_cpu else device
-    return torch.empty((0,) * len(want.extents), dtype=to_torch_dtype(want.dtype), device=where)
+    return torch.empty(
+        shape_outside(len(want.extents)), dtype=to_torch_dtype(want.dtype), device=where
+    )
 
 
 def _check_scalar(position: int, want: ExpectedScalar, value: Argument | complex) -> Scalar:
