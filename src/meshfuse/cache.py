@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from threading import Lock
 from typing import ClassVar, final
 
 import torch
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import Options
 from meshfuse.base.trace import Activity, Trace
 from meshfuse.host.executors import WHOLE_PROGRAM, HostIrExecutor
@@ -26,7 +27,7 @@ KERNEL_DEVICES = ("cpu",)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class CacheKey:
     """What compiled code depends on.
 
@@ -42,7 +43,7 @@ class CacheKey:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class CompiledProgram:
     """A program compiled for a signature: how it was done, and what runs it."""
 
@@ -51,7 +52,7 @@ class CompiledProgram:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class CacheStatistics:
     """Counted since the process began or the last reset."""
 

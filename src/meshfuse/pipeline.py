@@ -10,10 +10,10 @@ and host/load.py makes what it returns run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import final
 
 from meshfuse.base.errors import Unsupported
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import NO_OPTIONS, Options
 from meshfuse.base.trace import Note
 from meshfuse.codegen.cpp import print_cpp
@@ -47,7 +47,7 @@ USER = "user"
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Compilation:
     """What compiling gives: the host program, the text of its kernels, and the record of how.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, pairwise, product
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.facts.ownership import Holders, Ownership, Piece, idle_ranks
 
 MOST_PIECES = 32
@@ -19,7 +19,7 @@ MOST_NAMES = 8
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Picture:
     """What is drawn: `title` says whose, `remarks` what must be known to read it."""
 
@@ -29,7 +29,7 @@ class Picture:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Grid:
     """One slice of a tensor: rows and columns of cells. `at` says where the slice lies, or ""."""
 

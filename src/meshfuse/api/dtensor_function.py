@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -15,6 +14,7 @@ from meshfuse.api.tensor_view import TensorView, Val
 from meshfuse.base.bounded import BoundedTable
 from meshfuse.base.dtypes import dtype_of_value
 from meshfuse.base.errors import Unsupported, UserTypeError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.dtensor import (
     is_dtensor,
     is_even,
@@ -95,7 +95,7 @@ class DTensorFunction:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _TensorKind:
     """What a definition depends on, of one tensor. `sizes`: -1 where any will do."""
 

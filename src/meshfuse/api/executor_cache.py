@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import final
 
 import torch
@@ -36,6 +36,7 @@ from meshfuse.api.sharding import Sharding
 from meshfuse.api.user_schedule import UserSchedules
 from meshfuse.base.bounded import BoundedTable
 from meshfuse.base.errors import UserAssertionError, UserError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import Options, with_options
 from meshfuse.base.trace import Trace
 from meshfuse.cache import FusionCache
@@ -58,7 +59,7 @@ from meshfuse.runtime.arguments import (
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Bound:
     """The arguments of one call, checked, what runs on them, and the options it was made with.
 
@@ -72,7 +73,7 @@ class Bound:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class CallKey:
     """What a call is compiled for, as the definition looks it up.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 
 from meshfuse.api.tensor_view import TensorView
 from meshfuse.base.errors import UserError, UserTypeError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import Options, options_from_environment
 from meshfuse.cache import fingerprint
 from meshfuse.dist.shard import number_digits
@@ -27,7 +27,7 @@ GlobalSizes = Mapping[Any, Sequence[int]]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FrozenProgram:
     """The program of a definition that runs, and what is asked of every call.
 

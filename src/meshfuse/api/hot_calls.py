@@ -7,12 +7,12 @@ Whatever is unusual has no facts, and goes the long way: there errors are made a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 
 from meshfuse.api.prepared import Prepared
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.facts.sharding import Sharding
 from meshfuse.host.plan import Executable
@@ -26,7 +26,7 @@ Facts = tuple[object, ...]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class HotCall:
     """How arguments are taken, what runs on them, and how results are given.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.host.memory_use import MemoryUse
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -16,7 +16,7 @@ _HEADINGS: Final = ("count", "communication", "along", "link", "ranks", "receive
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PlannedCommunication:
     """One communication of a plan. `kind` is all_gather, all_reduce, reduce_scatter or exchange.
 
@@ -36,7 +36,7 @@ class PlannedCommunication:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class MeshPlan:
     """What every rank would do, and what that takes of the rank that needs most. `str` is a table.
 

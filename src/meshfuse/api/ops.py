@@ -8,7 +8,6 @@ it cannot do when it is called, with an error that restates the call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn, final, overload
 
 from meshfuse.api.attention_operations import AttentionOperations
@@ -34,6 +33,7 @@ from meshfuse.api.tensor_view import (
 )
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import Unsupported, UserTypeError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.ir import build
 from meshfuse.ir.ops import Literal
 from meshfuse.ir.pointwise import SCALAR_FUNCTIONS
@@ -41,7 +41,7 @@ from meshfuse.ir.program import Program
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class UnaryFunction:
     """A pointwise function of one operand: a TensorView gives a TensorView, a scalar a Val."""
 
@@ -57,7 +57,7 @@ class UnaryFunction:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class BinaryFunction:
     """A pointwise function of two operands: any TensorView among them gives a TensorView.
 
@@ -78,7 +78,7 @@ class BinaryFunction:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TernaryFunction:
     """A pointwise function of three operands: any TensorView among them gives a TensorView."""
 

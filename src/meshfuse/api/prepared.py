@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.cache import CompiledProgram
 from meshfuse.facts import sharding as facts
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Prepared:
     """A compiled program, and the shardings of what it returns."""
 

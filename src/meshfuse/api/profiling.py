@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import ClassVar, final
 
 import torch
 
 from meshfuse.base.errors import UserAssertionError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.trace import Activity, Span, Trace
 from meshfuse.host.executors import WHOLE_PROGRAM
 from meshfuse.runtime.arguments import Argument
@@ -19,7 +20,7 @@ from meshfuse.runtime.executors import bytes_of
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class KernelProfile:
     """One executor's part of a call: a kernel, operations through torch, or a communication.
 
@@ -59,7 +60,7 @@ class KernelProfile:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FusionProfile:
     """One call.
 

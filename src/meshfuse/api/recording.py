@@ -12,7 +12,7 @@ import textwrap
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any, TypeVar, final
 
@@ -20,6 +20,7 @@ import torch
 
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import UserError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr.nodes import IntExpr
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 from meshfuse.ir.program import Program
@@ -48,7 +49,7 @@ class Handle(ABC):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Call:
     """A call as the user wrote it: `receiver.function(*arguments, **keywords)`.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast, final
 
 from meshfuse.api.recording import Call
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import UserTypeError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.orders import compute_tensor_descriptor
 
 _INT64_LIMIT = 1 << 63
@@ -17,7 +17,7 @@ _STRIDE_NAMES = ("sizes", "strides", "dtype", "static_sizes", "is_cpu")
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TensorArguments:
     """Arguments of `define_tensor` by shape, of the right Python types; `ir` checks their values.
 

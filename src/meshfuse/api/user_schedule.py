@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import final
 
 from meshfuse.api.recording import Recording
 from meshfuse.base.errors import UserError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.cache import fingerprint
 from meshfuse.ir.program import Program
 from meshfuse.pipeline import prepare_for_schedule
@@ -15,7 +15,7 @@ from meshfuse.runtime.arguments import Signature
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ScheduledProgram:
     """A program as its user scheduled it, and its fingerprint."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -13,6 +12,7 @@ from meshfuse.api.drawing_svg import draw_svg
 from meshfuse.api.nominal_sizes import bind_sizes, nominal_size
 from meshfuse.api.tensor_view import TensorView
 from meshfuse.base.errors import UserError, UserTypeError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.dtensor import is_dtensor, sharding_of_dtensor
 from meshfuse.dist.shard import number_digits
 from meshfuse.dist.tensor import DistributedTensor
@@ -25,7 +25,7 @@ FORMATS = ("text", "svg")
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ShardingPicture:
     """Who holds what, as text and as SVG. `str` gives the one that was asked for."""
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, final
 
 from meshfuse.base.cursor import Cursor
+from meshfuse.base.frozen import frozen_dataclass
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Codec:
     """`parse` reads what `render` writes, and raises Cursor.fail's error for other text.
 

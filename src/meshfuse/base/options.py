@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final, final
 
 from meshfuse.base.errors import UserError, UserTypeError
+from meshfuse.base.frozen import frozen_dataclass
 
 ENABLE_OPTIONS: Final = tuple(
     """
@@ -75,7 +76,7 @@ class Option:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Options:
     """Sets of options as sorted tuples, one entry a name, so that equal sets are equal values."""
 

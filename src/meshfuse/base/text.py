@@ -23,13 +23,13 @@ import re
 import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Annotated, Any, Final, TypeAlias, TypeVar, cast, final
 
 from meshfuse.base.codecs import BASIC_CODECS, NAME_CODEC, Codec, enum_codec, raw_codec
 from meshfuse.base.cursor import Cursor, TextError
+from meshfuse.base.frozen import frozen_dataclass
 
 __all__ = [
     "Block",
@@ -65,7 +65,7 @@ Block: TypeAlias = Annotated[_T, _Role.block]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class OpNames:
     """`Annotated[str, OpNames(names)]`: the statement's printed name, one of `names`."""
 
@@ -355,7 +355,7 @@ def _accept_keyword(cursor: Cursor) -> str | None:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _Shape:
     outs: tuple[str, ...]
     op: str | None

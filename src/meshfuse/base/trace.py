@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
+
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Note:
     """One decision of the compiler.
 
@@ -39,7 +41,7 @@ class Activity(Enum):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Work:
     """What spans are about: a kernel, operations through torch, or a communication.
 
@@ -65,7 +67,7 @@ class Extent:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Span:
     """Work done from `start` to `end`, in nanoseconds of time.perf_counter_ns."""
 

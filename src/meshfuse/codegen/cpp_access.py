@@ -8,9 +8,9 @@ makes a loop over the lanes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.codegen.cpp_frame import CppFrame, Printed, Tile, index_text, symbol_named
 from meshfuse.codegen.cpp_ops import STORAGE_TYPES
 from meshfuse.expr import (
@@ -28,13 +28,13 @@ from meshfuse.kernel.nodes import Bound, BufferName, IndexName, Load, Mask, Stor
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Everywhere:
     """All lanes are active."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Uniform:
     """A condition that is the same in each lane; the only kind without a tile."""
 
@@ -42,7 +42,7 @@ class Uniform:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Leading:
     """Lanes 0 to `active` - 1; the int64 expression `active` may be negative or large."""
 
@@ -50,7 +50,7 @@ class Leading:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Scattered:
     """Lanes where `condition`, an expression in the tile axis, holds."""
 
@@ -61,7 +61,7 @@ MaskForm = Everywhere | Uniform | Leading | Scattered
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Address:
     """Element `base + stride * lane` of a buffer; no stride if it is not affine in the lane."""
 

@@ -9,6 +9,7 @@ from typing import final
 
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import InvariantError, ScheduleError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.codegen.cpp_ops import convert, literal, spread, value_type
 from meshfuse.expr import IntExpr, Symbol, free_symbols, render
 from meshfuse.ir.ops import Literal
@@ -27,7 +28,7 @@ Tile = IndexName | None
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Printed:
     """A C++ expression without operators at its outermost level, its element type and tile axis."""
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.kernel.nodes import Kernel
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class KernelSource:
     """`text` is a whole translation unit; `entry` the function to call.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from meshfuse.base.frozen import frozen_dataclass
 from hashlib import blake2b
 from itertools import zip_longest
 from typing import final
@@ -20,7 +21,7 @@ _SEPARATOR = "\n"
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class CommunicationSequence:
     """What the ranks of `team`, ascending, do together: one line for each collective, in order.
 

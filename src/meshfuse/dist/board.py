@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass, field
+from meshfuse.base.frozen import frozen_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import final
@@ -23,7 +24,7 @@ _ANY_FAILED = "any failed"
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ProcessIdentity:
     """A process as its peers can recognise it. `namespace` tells apart process numbers of
     different hosts and containers."""
@@ -89,7 +90,7 @@ class Standing(Enum):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Notice:
     """One rank's last word to its team: `sequence` counts the collectives of the group, from 1."""
 
@@ -107,7 +108,7 @@ class Notice:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Board:
     """The page of one team, as `rank` reads and writes it.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from meshfuse.base.frozen import frozen_dataclass
 from typing import final
 
 import torch
@@ -28,7 +29,7 @@ from meshfuse.runtime.allocate import as_dense
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PlacedTensor:
     """A tensor between ranks."""
 
@@ -67,7 +68,7 @@ class PlacedTensor:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class BoundPart:
     """What one rank is to hold of a tensor, of which it has that and more."""
 
@@ -90,7 +91,7 @@ class BoundPart:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SizedCollective:
     """A collective for the sizes of a call. A straight one copies a source that lies otherwise in
     memory than in `order`; `packing` reads any."""
@@ -120,7 +121,7 @@ class SizedCollective:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class BoundCollective:
     """A collective of one rank, from a tensor into an existing one, over axes of global `extents`.
 

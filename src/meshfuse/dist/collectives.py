@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from meshfuse.base.frozen import frozen_dataclass
 from typing import Any, Protocol, TypeVar, cast, final
 
 import torch
@@ -125,7 +126,7 @@ class Posting:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Wire:
     """What a rank sends and receives, as flat memory. `finish` makes `out` of what has arrived."""
 

@@ -16,6 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from meshfuse.base.frozen import frozen_dataclass
 from datetime import timedelta
 from threading import RLock
 from typing import Any, ClassVar, final
@@ -40,7 +41,7 @@ BARRIER_NUMBER = -1
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Pending:
     """A collective under way; `wait` on it before `out` is read, and once."""
 

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from meshfuse.base.frozen import frozen_dataclass
 from datetime import timedelta
 from threading import Event, Thread, current_thread
 from typing import final
@@ -33,7 +34,7 @@ ROLL_CALL_SECONDS = 2.0
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Deadline:
     """A moment of the monotonic clock, and the `seconds` it was set ahead."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from meshfuse.base.frozen import frozen_dataclass
 from typing import final
 
 from meshfuse.base.errors import UserError
@@ -21,7 +22,7 @@ DEFAULT_PORT = 29542
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Place:
     """Where a process stands among all, and among those of its host."""
 
@@ -35,7 +36,7 @@ ALONE = Place(0, 1, 0, 1)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Launch:
     """A process started by a launcher, and where its ranks meet.
 

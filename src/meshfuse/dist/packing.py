@@ -13,6 +13,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from meshfuse.base.frozen import frozen_dataclass
 from typing import final
 
 import torch
@@ -209,7 +210,7 @@ def _not_within(part: Runs, whole: Runs) -> InvariantError:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Holding:
     """The indices that a rank holds of each axis of a tensor, or a part of them; `is_outside`:
     nothing, as it is not in the tensor's mesh."""
@@ -253,7 +254,7 @@ def pack_scatter(
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Traffic:
     """The global indices that one rank sends and receives in an exchange, by the other rank.
 

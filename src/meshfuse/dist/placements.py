@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from meshfuse.base.frozen import frozen_dataclass
 from itertools import pairwise, product
 from typing import NamedTuple, final
 
@@ -28,13 +29,13 @@ from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Replicate:
     """All ranks along the mesh axis hold the same."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Shard:
     """The k-th rank holds the k-th block of tensor axis `dim`."""
 
@@ -42,7 +43,7 @@ class Shard:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class StridedShard:
     """Tensor axis `dim` is cut into `split_factor` equal pieces; the k-th rank holds the k-th
     block of each."""
@@ -52,7 +53,7 @@ class StridedShard:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Partial:
     """Each rank holds one term of a reduction, a row of REDUCTION_FUNCTIONS."""
 

@@ -12,11 +12,11 @@ denominator smaller; a node is built only when none applies, so building it agai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import intervals
 from meshfuse.expr.bounds import excludes_zero, is_nonnegative, is_positive, known_less
 from meshfuse.expr.nodes import MEMO_SIZE, Add, Const, FloorDiv, IntExpr, Mod, Mul
@@ -39,7 +39,7 @@ _ONE = Const(1)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _Reduction:
     quotient: IntExpr
     numerator: IntExpr

@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby
 from math import gcd
@@ -23,6 +22,7 @@ from threading import Lock
 from typing import Any, ClassVar, Final, TypeVar, cast, final
 from weakref import WeakValueDictionary
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import intervals
 from meshfuse.expr.intervals import Interval
 
@@ -105,7 +105,7 @@ IntLike = int | IntExpr
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Algebra:
     """The simplifying constructors and the printer behind IntExpr's operators and repr."""
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, const_value
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Digit:
     """One digit of an axis' index, and who owns it: a mesh axis, or None for local memory."""
 

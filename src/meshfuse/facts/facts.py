@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.infer import is_tensor
 from meshfuse.ir.ops import Expr
@@ -14,7 +14,7 @@ from meshfuse.ir.rewrite import Name, read_names
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Facts:
     """Definitions and uses of one Program, each reading expression once and in program order.
 

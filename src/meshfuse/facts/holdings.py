@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import final
 from zlib import crc32
 
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import (
     IntExpr,
     Symbol,
@@ -211,7 +211,7 @@ def _overlaps(left: Runs, right: Runs) -> Runs:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Route:
     """What `sender` gives to `receiver`, which may be itself: per axis, global indices.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import final
 
 from meshfuse.base.dtypes import ITEM_BYTES
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, const, mul
 from meshfuse.facts.sharding import local_extents
 from meshfuse.ir.axes import AxisKind, TensorName
@@ -15,7 +15,7 @@ from meshfuse.ir.schedule import Allocation
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Layout:
     """`order` lists tensor axes, slowest first, `contiguity` a flag for each, as in Allocation."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, ceildiv, const, floordiv, is_const, known_equal, mul
 from meshfuse.expr.polynomial import quotient_if_exact
 from meshfuse.facts.received import exchanged, gathered, largest_part, nominal
@@ -30,7 +31,7 @@ from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Move:
     """One communication, the sharding it leaves, and the elements that a rank receives, at most.
 
@@ -52,7 +53,7 @@ class Move:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Moves:
     """The moves of a tensor of these extents, from shardings on `mesh`. Partial axes ride along."""
 

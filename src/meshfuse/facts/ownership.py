@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import merge
 from itertools import islice, product
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.facts.digits import Digits, Sharding
 from meshfuse.facts.holdings import held, rank_coordinates
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
@@ -20,7 +20,7 @@ Holders = tuple[tuple[int, ...], ...]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Piece:
     """Consecutive indices of an axis that the ranks at `place` hold, and no others."""
 
@@ -33,7 +33,7 @@ class Piece:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Ownership:
     """Each axis in pieces, in order; a cell is one piece of each axis.
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Final, final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, const, const_value, evaluate, free_symbols
 from meshfuse.facts.digits import Digit, Digits, Sharding
 from meshfuse.facts.holdings import Runs, held, rank_coordinates, run_length, runs_in_both
@@ -97,7 +97,7 @@ def _between_meshes(
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _Cut:
     """How an axis is cut before and after: extents and owners of its digits."""
 
@@ -134,7 +134,7 @@ class _Cut:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _Span:
     """A digit: it counts in steps of `low` and wraps at `high`."""
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
 from typing import Final, final
 
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr
 from meshfuse.facts.moves import (
     Move,
@@ -163,7 +164,7 @@ def _cost(moves: Sequence[Move]) -> _Cost:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _Planner:
     """What stays as it is in one search: the moves, the mesh that they start from, the target."""
 

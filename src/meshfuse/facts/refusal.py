@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.ir.axes import TensorName
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Refusal:
     """Why a scheduler does not take a segment; `tensor` stands in the way, where one does."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from meshfuse.base.dtypes import ITEM_BYTES, is_floating
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import NO_OPTIONS, Options
 from meshfuse.dist.executors import CommunicationExecutor
 from meshfuse.expr import IntExpr, free_symbols
@@ -64,7 +65,7 @@ _SAVED = ".saved"
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class LoweredKernel:
     """The kernel of a segment. `sizes`: its extents' symbols, as expressions in the program's."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from meshfuse.base.dtypes import ITEM_BYTES
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import evaluate
 from meshfuse.host.nodes import (
     Allocate,
@@ -27,7 +28,7 @@ Sizes = Mapping[str, int]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class MemoryUse:
     """Bytes on one rank. `peak` is the most that exists at once, first while node `at` runs.
 

@@ -7,11 +7,12 @@ symbols, which are bound from the inputs at each call, and in the coordinates of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import NewType, final
 
 from meshfuse.base.dtypes import DataType
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.text import Block, Out, Rest
 from meshfuse.expr.nodes import IntExpr
 from meshfuse.facts.sharding import Sharding
@@ -35,7 +36,7 @@ class Collective(Enum):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class HostBuffer:
     """A tensor on this rank, with local sizes. `order`: axes, slowest first; () is row-major.
 
@@ -71,7 +72,7 @@ class HostBuffer:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Allocate:
     """Fresh uninitialised memory for `buffer`, contiguous in its memory order.
 
@@ -84,7 +85,7 @@ class Allocate:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Free:
     """Drop the program's references: the last use has been issued."""
 
@@ -92,7 +93,7 @@ class Free:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Launch:
     """Run a kernel over buffers in its argument order.
 
@@ -106,7 +107,7 @@ class Launch:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Evaluate:
     """Run expressions one by one through torch, on local shapes, binding each output to its result.
 
@@ -118,7 +119,7 @@ class Evaluate:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Communicate:
     """Post a collective over the rank's team along `mesh_axis`, or an exchange, which has none.
 
@@ -157,7 +158,7 @@ class Communicate:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Wait:
     """The collective of this number is complete on the current stream."""
 
@@ -165,7 +166,7 @@ class Wait:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class View:
     """`out` is block k of `src` along `axis`, or every n-th of its indices from k on; k is the
     rank's place on `mesh_axis`. Shares memory."""
@@ -178,7 +179,7 @@ class View:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Pick:
     """Copy into `out` what the rank is to hold of `src` along `axis`, where no view is that."""
 
@@ -194,7 +195,7 @@ NODES: tuple[type, ...] = (Allocate, Free, Launch, Evaluate, Communicate, Wait, 
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SizeOf:
     """`symbol` is the size of an axis of input `tensor` times `factor`, the ranks that share it.
 
@@ -208,7 +209,7 @@ class SizeOf:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Coordinate:
     """`symbol` is where the rank stands along `mesh_axis`."""
 
@@ -218,7 +219,7 @@ class Coordinate:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Divides:
     """`extent` must be a multiple of `divisor`: `tensor` is reshaped block by block."""
 
@@ -232,7 +233,7 @@ class Divides:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Covers:
     """`extent`, of an axis of `tensor`, must be at most `most`: ranks hold no more in all."""
 
@@ -246,7 +247,7 @@ class Covers:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Equals:
     """`extent`, of an axis of `tensor`, must be `other`: an operand has that where they meet.
 
@@ -264,7 +265,7 @@ class Equals:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class NotNegative:
     """`extent`, of an axis of `tensor`, must be 0 or more: numbers that users pass are in it."""
 
@@ -281,7 +282,7 @@ Demand = Divides | Covers | Equals | NotNegative
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class HostOutput:
     """A result: returned, or (with `alias`) copied into that input by the body and not returned."""
 
@@ -290,7 +291,7 @@ class HostOutput:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class HostProgram:
     """Inputs and outputs in call order; scalars, symbols, buffers (inputs included), kernels; body.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from typing import Any, final
 
@@ -18,6 +18,7 @@ import torch
 from meshfuse.base.bounded import BoundedTable
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import Unsupported, UserError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.trace import Work
 from meshfuse.dist.agreement import CommunicationSequence
 from meshfuse.dist.collectives import CollectiveRequest
@@ -51,7 +52,7 @@ Slots = list[Any]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Post:
     """Start this collective."""
 
@@ -59,7 +60,7 @@ class Post:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class AwaitWork:
     """Go on when the collective of this number is complete."""
 
@@ -73,7 +74,7 @@ Action = Callable[[Slots], Event | None]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Sizes:
     """`values`: of a step's extents, in order. `symbols`: of all that the program's sizes name."""
 
@@ -82,7 +83,7 @@ class Sizes:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Traced:
     """What a trace says of a step: its work, and the slots that it reads and writes.
 
@@ -108,7 +109,7 @@ class Step(ABC):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Plan:
     """The steps of an executable, in order, for one set of sizes.
 
@@ -121,7 +122,7 @@ class Plan:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Names:
     """The slot, type and shape of every name of a program; inputs have the first slots.
 
@@ -135,7 +136,7 @@ class Names:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Drawing:
     """What a call draws: `draws` times of the generator of `device`, on all ranks of `team` alike.
 

@@ -16,11 +16,12 @@ The kernels follow, each as kernel/printer.py prints it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Final, final
 
 from meshfuse.base.dtypes import DataType
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.text import Block, Codec, Cursor, Grammar, Out, raw_codec
 from meshfuse.expr import IntExpr, Symbol, parse, render
 from meshfuse.facts.sharding import Digit, Digits, Sharding
@@ -51,7 +52,7 @@ from meshfuse.kernel.printer import print_kernel
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class BufferStatement:
     """A HostBuffer, its sharding in parts. `digits` are left out where ranks hold whole axes."""
 
@@ -135,7 +136,7 @@ HostLine = (
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class HostStatement:
     """`host() { ... }`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import singledispatch
 from itertools import islice
 from typing import final
@@ -12,6 +12,7 @@ from typing import final
 import torch
 
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.trace import Trace
 from meshfuse.codegen.source import KernelSource
 from meshfuse.dist.bound_collectives import BoundCollective, BoundPart, PlacedTensor
@@ -43,7 +44,7 @@ from meshfuse.runtime.torch_types import to_torch_dtype
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Binding:
     """Where a program is loaded: the text of its kernels and who compiles it, rank and device.
 
@@ -75,7 +76,7 @@ def bind_step(node: object, binding: Binding) -> Step:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class AllocateStep(Step):
     slot: int
     extents: tuple[IntExpr, ...]
@@ -103,7 +104,7 @@ def _(node: Allocate, binding: Binding) -> Step:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class EmptyStep(Step):
     """Tensors that the rank has no part of: slot, number of axes and type of each."""
 
@@ -135,7 +136,7 @@ def bind_empty(names: Iterable[TensorName], binding: Binding) -> Step:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FreeStep(Step):
     freed: tuple[int, ...]
     extents: tuple[IntExpr, ...] = ()
@@ -157,7 +158,7 @@ def _(node: Free, binding: Binding) -> Step:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PartStep(Step):
     """The part of `src` that the rank is to hold: a view of it, or copied into `out`."""
 
@@ -204,7 +205,7 @@ def _bind_part(node: View | Pick, binding: Binding, *, copies: bool) -> Step:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class LaunchStep(Step):
     """`extents`: values for `symbols`, the kernel's, then the buffers' shapes of these `ranks`."""
 
@@ -259,7 +260,7 @@ def _(node: Launch, binding: Binding) -> Step:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Result:
     """A result that others read: they count on its memory order, and on its type and shape."""
 
@@ -271,7 +272,7 @@ class Result:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class EvaluateStep(Step):
     """`given`: what is written into a tensor that exists. `extents`: shapes of the `results`."""
 
@@ -372,7 +373,7 @@ def _results_read(node: Evaluate, binding: Binding) -> tuple[Result, ...]:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PostStep(Step):
     collective: BoundCollective
     src: int
@@ -430,7 +431,7 @@ def place(buffer: HostBuffer) -> PlacedTensor:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class WaitStep(Step):
     number: int
     extents: tuple[IntExpr, ...] = ()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import final
 
 from meshfuse.base.dtypes import ITEM_BYTES
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.shard import number_digits
 from meshfuse.expr import evaluate
 from meshfuse.facts.digits import Sharding
@@ -18,7 +18,7 @@ from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Traffic:
     """One communication: the mesh axes along which data moves, none between two meshes.
 

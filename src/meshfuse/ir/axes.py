@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NewType, final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr.nodes import IntExpr
 
 TensorName = NewType("TensorName", str)
@@ -36,7 +36,7 @@ class AxisKind(Enum):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class IterDomain:
     """One axis: its kind and its global extent (law 1)."""
 

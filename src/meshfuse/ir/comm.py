@@ -8,9 +8,9 @@ the digits of the sharding say (facts/holdings.py): a block, strided pieces, few
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.text import Out
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import ParallelType
@@ -24,7 +24,7 @@ class Communication(UnaryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class AllGather(Communication):
     """The k-th rank has part k of `axis` in `src`; `out` has the parts of all, in order."""
 
@@ -35,7 +35,7 @@ class AllGather(Communication):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class AllReduce(Communication):
     """`src` is partial over `mesh_axis`; `out` is the whole reduction, on every rank."""
 
@@ -46,7 +46,7 @@ class AllReduce(Communication):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ReduceScatter(Communication):
     """`src` is partial over `mesh_axis`; the k-th rank gets part k of `axis` of the reduction."""
 
@@ -58,7 +58,7 @@ class ReduceScatter(Communication):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class LocalSlice(Communication):
     """`src` is replicated along `mesh_axis`; the k-th rank keeps part k of `axis`."""
 
@@ -69,7 +69,7 @@ class LocalSlice(Communication):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Exchange(Communication):
     """Every rank gets what it is to hold of `out` and lacks of `src` from a rank that has it.
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 from meshfuse.base.dtypes import DataType
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.ir.axes import IterDomain, ScalarName, TensorName
 from meshfuse.ir.ops import Expr
 from meshfuse.ir.schedule import Step
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TensorDef:
     """A tensor: element type and logical axes, in order, with reduced axes among them.
 
@@ -44,7 +45,7 @@ class TensorDef:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ScalarDef:
     """A scalar input or the result of scalar arithmetic."""
 
@@ -52,7 +53,7 @@ class ScalarDef:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Output:
     """A result. With `alias` the value is written into that input's memory and not returned."""
 
@@ -61,7 +62,7 @@ class Output:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Fusion:
     """Tensors and scalars by name, expressions in order of definition, inputs and outputs."""
 

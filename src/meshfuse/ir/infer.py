@@ -8,7 +8,6 @@ output's definition. Where extents meet, a static one is kept, else the first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import singledispatch
 from typing import final
 
@@ -21,6 +20,7 @@ from meshfuse.base.dtypes import (
     promote,
 )
 from meshfuse.base.errors import UserError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, const, const_value
 from meshfuse.ir.axes import AxisKind, ScalarName, TensorName
 from meshfuse.ir.comm import Communication
@@ -53,7 +53,7 @@ ONE: AxisShape = (AxisKind.broadcast, const(1))
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Result:
     """One output: its root axes, reduced ones among them. A scalar has none, and is no tensor."""
 

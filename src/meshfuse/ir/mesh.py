@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast, final, runtime_checkable
 
 from meshfuse.base.errors import UserError, UserTypeError
+from meshfuse.base.frozen import frozen_dataclass
 
 _MESH_LETTERS = "xyz"
 _MESH_PLACES = {f"mesh_{letter}": place for place, letter in enumerate(_MESH_LETTERS)}
@@ -18,7 +19,7 @@ _LONGEST_LIST = 32
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ParallelType:
     """How the iterations of a loop axis are spread.
 

@@ -8,10 +8,10 @@ arguments. Adding an op: its class and prose here, then one registration in each
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Annotated, final
 
 from meshfuse.base.dtypes import DataType, Scalar
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.text import OpNames, Out, Rest
 from meshfuse.expr.nodes import IntExpr
 from meshfuse.ir.axes import ScalarName, TensorName
@@ -19,7 +19,7 @@ from meshfuse.ir.pointwise import REDUCTION_FUNCTIONS, SCALAR_FUNCTIONS
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Literal:
     """A constant operand with its element type."""
 
@@ -70,7 +70,7 @@ class LibraryExpr(Expr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Pointwise(Expr):
     """Apply a row of `SCALAR_FUNCTIONS` element by element.
 
@@ -92,7 +92,7 @@ class Pointwise(Expr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Cast(UnaryExpr):
     """Convert each element to the type of `out`: to nearest even, or to an integer towards 0."""
 
@@ -101,7 +101,7 @@ class Cast(UnaryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Set(UnaryExpr):
     """Copy. With different shardings on the two sides it is a redistribution."""
 
@@ -110,7 +110,7 @@ class Set(UnaryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Broadcast(UnaryExpr):
     """Insert a broadcast axis where `inserted` is true; the false entries are the axes of `src`."""
 
@@ -120,7 +120,7 @@ class Broadcast(UnaryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Expand(UnaryExpr):
     """Repeat along axes that are broadcast in `src` and iteration in `out`.
 
@@ -132,7 +132,7 @@ class Expand(UnaryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Permute(UnaryExpr):
     """Axis k of `out` is axis `dims[k]` of `src`."""
 
@@ -142,7 +142,7 @@ class Permute(UnaryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Squeeze(UnaryExpr):
     """Drop axes `dims` of `src`, which are broadcast, or whose size a run finds to be 1."""
 
@@ -152,7 +152,7 @@ class Squeeze(UnaryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Reshape(UnaryExpr):
     """The elements of `src`, in row-major order, under other axes; none is broadcast.
 
@@ -165,7 +165,7 @@ class Reshape(UnaryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Reduction(UnaryExpr):
     """Reduce tensor axes `axes` of `src` by a row of `REDUCTION_FUNCTIONS`.
 
@@ -180,7 +180,7 @@ class Reduction(UnaryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Welford(Expr):
     """Mean, sum of squared deviations (m2) and count over tensor axes `axes` of `src`.
 
@@ -209,7 +209,7 @@ class Welford(Expr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class MatMul(LibraryExpr):
     """torch.matmul of equal element types, both of rank >= 1.
 
@@ -231,7 +231,7 @@ class MatMul(LibraryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Linear(LibraryExpr):
     """src [*batch, k] by weight [*d, n, k], plus bias [*d, n]: out [*d, *batch, n, reduced k].
 

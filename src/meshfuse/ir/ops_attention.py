@@ -9,11 +9,11 @@ one or more batch axes. Sums are of float32, for float64 of float64.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import final
 
 from meshfuse.base.dtypes import DataType, is_floating
 from meshfuse.base.errors import UserError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.text import Out
 from meshfuse.expr import IntExpr, const
 from meshfuse.ir.axes import AxisKind, TensorName
@@ -36,7 +36,7 @@ LEAST_RANK = 4
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SdpfaFwd(LibraryExpr):
     """Attention, and what its gradients need.
 
@@ -74,7 +74,7 @@ class SdpfaFwd(LibraryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SdpfaBwd(LibraryExpr):
     """The gradients of attention without bias and mask, each like what it belongs to.
 

@@ -7,11 +7,11 @@ the results are terms of a sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, final
 
 from meshfuse.base.dtypes import DataType, is_integral
 from meshfuse.base.errors import UserError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.text import OpNames, Out, Rest
 from meshfuse.expr import IntExpr, add, const, const_value, known_equal, known_less
 from meshfuse.ir.axes import AxisKind, ScalarName, TensorName
@@ -33,7 +33,7 @@ SCAN_FUNCTIONS: dict[str, str] = {
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Slice(LibraryExpr):
     """As many elements as `out` has on each axis of `src`, from `starts` on."""
 
@@ -51,7 +51,7 @@ class Slice(LibraryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Pad(LibraryExpr):
     """`src` behind `before` elements of `value` on each axis, and before as many as `out` wants.
 
@@ -73,7 +73,7 @@ class Pad(LibraryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Cat(LibraryExpr):
     """Tensors of one element type one after the other on `axis`; other axes have equal sizes."""
 
@@ -91,7 +91,7 @@ class Cat(LibraryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class IndexSelect(LibraryExpr):
     """numpy.take: `src` [*a, size, *b] at `index` [*c] on its axis: out [*a, *c, *b, reduced size].
 
@@ -116,7 +116,7 @@ class IndexSelect(LibraryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TakeAlongAxis(LibraryExpr):
     """numpy.take_along_axis: out [..., reduced size]; axes but `axis` meet, broadcast ones stretch.
 
@@ -140,7 +140,7 @@ class TakeAlongAxis(LibraryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Scan(LibraryExpr):
     """Each element combined with all before it on `axis`, by a row of `SCAN_FUNCTIONS`.
 
@@ -162,7 +162,7 @@ class Scan(LibraryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Iota(LibraryExpr):
     """start + k * step at index k of the one axis of `out`, rounded once."""
 
@@ -180,7 +180,7 @@ class Iota(LibraryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TopK(LibraryExpr):
     """The `k` largest (or smallest) elements on `axis`, and their indices. NaN is the largest.
 

@@ -6,11 +6,11 @@ cut, scheduled or sharded changes none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Final, final
 
 from meshfuse.base.dtypes import DataType, is_floating
 from meshfuse.base.errors import UserError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.text import OpNames, Out
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.describe import describe_call
@@ -22,7 +22,7 @@ DISTRIBUTIONS: Final = ("uniform", "normal")
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RandomSource(LibraryExpr):
     """The state of torch's generator of the device, which moves on by `draws` at each call.
 
@@ -45,7 +45,7 @@ class RandomSource(LibraryExpr):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Random(LibraryExpr):
     """Numbers of a row of `DISTRIBUTIONS`, in the type and shape of `out`.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import final
+
+from meshfuse.base.frozen import frozen_dataclass
 
 
 class ResultRule(Enum):
@@ -23,7 +24,7 @@ class ResultRule(Enum):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ScalarFunction:
     """One row: how many operands, which type comes out, and the meaning (torch's unless said)."""
 
@@ -89,7 +90,7 @@ SCALAR_FUNCTIONS: dict[str, ScalarFunction] = {row.name: row for row in _ROWS}
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ReductionFunction:
     """A commutative, associative combine with the value of an empty reduction.
 

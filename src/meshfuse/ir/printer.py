@@ -18,12 +18,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Final, NewType, final
 
 from meshfuse.base.codecs import enum_codec, parse_bool, render_bool
 from meshfuse.base.dtypes import DataType, dtype_of_value
 from meshfuse.base.errors import UserError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.text import (
     Block,
     Codec,
@@ -112,7 +113,7 @@ Letter = NewType("Letter", str)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TensorStatement:
     """`T0 = tensor(f32, [a0:i{i0}, a1:i{64}])`: a TensorDef with its name."""
 
@@ -125,7 +126,7 @@ class TensorStatement:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ScalarStatement:
     """`c0 = scalar(f64)`: a ScalarDef with its name."""
 
@@ -134,7 +135,7 @@ class ScalarStatement:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ScheduleStatement:
     """A Schedule with its tensor. Left out if the leaves are the logical axes, all else default."""
 
@@ -150,7 +151,7 @@ class ScheduleStatement:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class InputStatement:
     """`input(T0, c0)`: the inputs, in call order."""
 
@@ -158,7 +159,7 @@ class InputStatement:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class OutputStatement:
     """`output(T3, alias=T0)`: one Output."""
 
@@ -172,7 +173,7 @@ ProgramLine = (
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ProgramStatement:
     """`program() { ... }`. `serials` None: per letter, one more than the highest name in use."""
 

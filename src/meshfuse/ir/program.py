@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeVar, cast, final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import ceildiv
 from meshfuse.ir.axes import AxisName, IterDomain, TensorName
 from meshfuse.ir.fusion import Fusion, TensorDef
@@ -15,7 +16,7 @@ _Answer = TypeVar("_Answer")
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Program:
     """`serials` counts names per letter (T, c, a, i), so that equal definitions print alike."""
 

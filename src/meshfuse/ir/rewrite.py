@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast, final
 
 from meshfuse.base.dtypes import DataType
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, IntLike, free_symbols, substitute, symbol
 from meshfuse.ir.axes import AxisName, IterDomain, ScalarName, TensorName
 from meshfuse.ir.fusion import Fusion, Output, ScalarDef, TensorDef
@@ -220,7 +221,7 @@ def read_names(expr: Expr) -> tuple[Name, ...]:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class NameIndex:
     """Of a Program: who reads each name, and the place of each in its table, for `extract`.
 

@@ -12,10 +12,11 @@ its logical ones. Named after Suriana, Adams and Kamil, Parallel associative red
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from meshfuse.base.errors import UserError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.orders import wrap_dims
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
 from meshfuse.ir.fusion import TensorDef
@@ -98,7 +99,7 @@ def is_part(program: Program, expr: Expr) -> bool:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _Cut:
     """What of a tensor's schedule goes to the producer's side.
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr.nodes import IntExpr
 from meshfuse.ir.axes import AxisName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Split:
     """source -> (outer, inner). index(source) = index(outer) * extent(inner) + index(inner).
 
@@ -29,7 +30,7 @@ class Split:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Merge:
     """(outer, inner) -> out. index(out) = index(outer) * extent(inner) + index(inner)."""
 
@@ -39,7 +40,7 @@ class Merge:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Swizzle1d:
     """source -> out. index(source) = (index(out) + rank along `mesh_axis`) mod extent.
 
@@ -100,7 +101,7 @@ setattr(MemoryType, "global", MemoryType.global_)
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Allocation:
     """Memory layout: the logical tensor axes, slowest first, and a contiguity flag for each.
 

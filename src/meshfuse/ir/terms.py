@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.text import Out
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.ops import UnaryExpr
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Terms(UnaryExpr):
     """Each rank's term of `src`, which is partial, as its element of a new last axis of `out`.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from meshfuse.base.dtypes import DataType
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr
 from meshfuse.kernel.nodes import IndexName, KernelOperand, Mask, Statement, ValueName
 
@@ -14,7 +15,7 @@ ValueKey = tuple[str, tuple[IntExpr, ...], Mask]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Value:
     """A value in a block. `dtype` is its logical type: a 16-bit float is held in float32."""
 

@@ -5,11 +5,11 @@ Views do nothing else: they change the index.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import singledispatch
 from typing import final
 
 from meshfuse.base.errors import ScheduleError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, const
 from meshfuse.facts.facts import tensor_operands
 from meshfuse.ir.axes import AxisKind, TensorName
@@ -35,7 +35,7 @@ Index = tuple[IntExpr, ...]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Element:
     """One element of a tensor, by its index on each tensor axis, wanted where `bounds` hold."""
 

@@ -8,11 +8,11 @@ equal indices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import final
 
 from meshfuse.base.errors import ScheduleError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, Symbol, const, symbol
 from meshfuse.ir.axes import AxisName
 from meshfuse.ir.mesh import ParallelType
@@ -22,7 +22,7 @@ from meshfuse.kernel.nodes import Bound, GridAxis, IndexName, Mask, TileAxis
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Frame:
     """Grid axes by parallel type, tile axes by size and place among tiles of that size."""
 
@@ -115,7 +115,7 @@ def loop_symbol(name: IndexName, extent: IntExpr) -> Symbol:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Position:
     """A place in a nest: the indices of the axes known there, and the bounds of ragged splits."""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from meshfuse.base.errors import InvariantError, Unsupported
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import Const, IntExpr, Symbol, const, free_symbols, symbol
 from meshfuse.facts.sharding import Digits, axis_digits, canonical, rank_extent
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
@@ -35,7 +36,7 @@ from meshfuse.ir.schedule import (
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Localized:
     """A Program of local extents, and what its size symbols are in the sizes of the global one and
     the coordinates of the rank."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import final
 
 from meshfuse.base.errors import ScheduleError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import Symbol
 from meshfuse.ir.axes import AxisKind, TensorName
 from meshfuse.ir.program import Program
@@ -29,7 +29,7 @@ Path = tuple[Symbol, ...]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Anchor:
     """What a kernel must do: a reduction, or without one the store of `nest.tensor`."""
 
@@ -48,7 +48,7 @@ Running = dict[int, tuple[ValueName, ...]]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class LoopEmitter:
     """Emits loops around values."""
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import final
 
 from meshfuse.base.errors import ScheduleError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, const, const_value
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
 from meshfuse.ir.mesh import ParallelType
@@ -25,7 +25,7 @@ _TILE_TYPES = ("block_x", "block_y", "block_z", "vectorize", "unroll")
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SerialLoop:
     """A plain loop over `leaf`; without one, the one iteration of a reduction that has no loop."""
 
@@ -35,7 +35,7 @@ class SerialLoop:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TileGroup:
     """Adjacent leaves, outermost first, whose iterations are the lanes of one tile axis."""
 
@@ -49,7 +49,7 @@ class TileGroup:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Nest:
     """The loops of one tensor. Leaves of size 1 (`fixed`) have index 0 and no loop.
 

@@ -8,10 +8,10 @@ float type is held in float32 and rounded where it is made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NewType, final
 
 from meshfuse.base.dtypes import DataType
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.text import Block, Out, Rest
 from meshfuse.expr.nodes import IntExpr
 from meshfuse.ir.ops import Literal
@@ -27,7 +27,7 @@ KernelOperand = ValueName | Literal
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Buffer:
     """A tensor argument. `shape` and `strides` (in elements) are in the kernel's size symbols.
 
@@ -42,7 +42,7 @@ class Buffer:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ScalarParameter:
     """A scalar argument, passed as a C double, int64 or bool according to its type."""
 
@@ -51,7 +51,7 @@ class ScalarParameter:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class GridAxis:
     """Independent programs 0..extent-1; they may run in any order and at the same time."""
 
@@ -60,7 +60,7 @@ class GridAxis:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TileAxis:
     """Lanes 0..size-1 of a value."""
 
@@ -69,7 +69,7 @@ class TileAxis:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Bound:
     """`index < limit`, lane by lane. A mask is a tuple of bounds, all of which must hold."""
 
@@ -81,7 +81,7 @@ Mask = tuple[Bound, ...]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Carry:
     """A value that a loop carries: `initial` before the first iteration, then `following`.
 
@@ -98,7 +98,7 @@ class Carry:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Load:
     """Read `buffer` at `index`, one expression per axis. Lanes outside `mask` are not read: 0."""
 
@@ -109,7 +109,7 @@ class Load:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Store:
     """Write `value`, rounded to the buffer's type, where `mask` holds."""
 
@@ -120,7 +120,7 @@ class Store:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Size:
     """An integer expression as an int64 value."""
 
@@ -129,7 +129,7 @@ class Size:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Compute:
     """Apply a row of SCALAR_FUNCTIONS to operands of one type (`where`: its last two are)."""
 
@@ -140,7 +140,7 @@ class Compute:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Convert:
     """The value in another element type, rounded to nearest even; float to integer truncates."""
 
@@ -150,7 +150,7 @@ class Convert:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Combine:
     """src into the accumulator by a row of REDUCTION_FUNCTIONS where `mask` holds."""
 
@@ -162,7 +162,7 @@ class Combine:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Reduce:
     """Combine the lanes along `tiles`; the result does not vary over them."""
 
@@ -173,7 +173,7 @@ class Reduce:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class WelfordStep:
     """Take `src` into the running moments; lanes outside `mask` keep theirs. Counts are int64.
 
@@ -193,7 +193,7 @@ class WelfordStep:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class WelfordReduce:
     """Combine (mean, m2, count) over the lanes along `tiles` by Chan's formula."""
 
@@ -207,7 +207,7 @@ class WelfordReduce:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class For:
     """Run the body for `variable` in 0..trip-1, in order."""
 
@@ -235,7 +235,7 @@ STATEMENTS: tuple[type, ...] = (
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Kernel:
     """One kernel. Arguments in order: buffers, scalars, `sizes` (int64: extents, then strides)."""
 

@@ -14,10 +14,10 @@ kernel("k0") {
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, final
 
 from meshfuse.base.dtypes import DataType
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.text import Block, Grammar, Out, Rest
 from meshfuse.expr import IntExpr
 from meshfuse.ir.printer import IR_CODECS
@@ -25,7 +25,7 @@ from meshfuse.kernel.nodes import STATEMENTS, Buffer, IndexName, Kernel, Stateme
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ScalarStatement:
     """`c0 = scalar(f64)`: a ScalarParameter."""
 
@@ -34,7 +34,7 @@ class ScalarStatement:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SizesStatement:
     """`sizes(i0, T0_s1)`: the size symbols, in argument order."""
 
@@ -42,7 +42,7 @@ class SizesStatement:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class GridStatement:
     """`g0 = grid(i0)`: a GridAxis."""
 
@@ -51,7 +51,7 @@ class GridStatement:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TileStatement:
     """`n0 = tile(16)`: a TileAxis."""
 
@@ -63,7 +63,7 @@ KernelLine = Buffer | ScalarStatement | SizesStatement | GridStatement | TileSta
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class KernelStatement:
     """`kernel("name") { ... }`."""
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import final
 
 from meshfuse.base.dtypes import REDUCED_FLOATS, DataType, Scalar, compute_dtype, is_floating
 from meshfuse.base.errors import InvariantError, ScheduleError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr
 from meshfuse.facts.facts import Facts
 from meshfuse.ir.axes import ScalarName, TensorName
@@ -37,7 +38,7 @@ from meshfuse.kernel.nodes import (
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Emitter:
     """What emitting values needs: the program, who defines what, the body, and the reads so far."""
 

@@ -14,6 +14,7 @@ from typing import final
 
 from meshfuse.base.dtypes import DataType, compute_dtype
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, free_symbols
 from meshfuse.ir.ops import Literal
 from meshfuse.ir.pointwise import REDUCTION_FUNCTIONS, SCALAR_FUNCTIONS
@@ -39,7 +40,7 @@ from meshfuse.kernel.nodes import (
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ValueFacts:
     """The type a value is held in, and the tile axes it varies over."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.trace import Note
 from meshfuse.expr import IntExpr, const
 from meshfuse.facts.facts import Facts, facts_of, output_names
@@ -52,7 +53,7 @@ def defer_reductions(program: Program, notes: Sequence[Note]) -> tuple[Program, 
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _Deferral:
     """Reductions, of one kind and mesh axis, to be done behind `through`, which are in order."""
 

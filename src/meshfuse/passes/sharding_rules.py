@@ -7,10 +7,10 @@ row takes its operands whole.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import singledispatch
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.facts.axis_map import operand_axis_map
 from meshfuse.ir.axes import AxisName, TensorName
 from meshfuse.ir.ops import (
@@ -45,7 +45,7 @@ from meshfuse.ir.terms import Terms
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ShardingRule:
     """`priority`: operand positions, those whose shardings a free result takes first in front.
 

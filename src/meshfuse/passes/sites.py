@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, final
 
 from meshfuse.base.dtypes import ITEM_BYTES
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, add, const, evaluate, free_symbols
 from meshfuse.expr.nodes import Symbol
 from meshfuse.facts.facts import tensor_outputs
@@ -42,7 +42,7 @@ NOMINAL_SIZE: Final = 1024
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Site:
     """A mesh, and how the (root) axes of an expression's outputs lie on it while it computes."""
 

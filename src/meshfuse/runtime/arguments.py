@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast, final
 
 import torch
 
 from meshfuse.base.dtypes import C_NAMES, DataType, Scalar, dtype_of_value, is_floating
 from meshfuse.base.errors import UserError, UserTypeError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.orders import contiguity_in_order, memory_order
 from meshfuse.expr import IntExpr, const, const_value
 from meshfuse.facts.holdings import held_count, shape_outside
@@ -27,7 +27,7 @@ Argument = torch.Tensor | Scalar
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TensorSignature:
     """`order` lists the dims slowest first, `contiguity` a flag for each (base/orders.py)."""
 
@@ -39,13 +39,13 @@ class TensorSignature:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ScalarSignature:
     dtype: DataType
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Signature:
     """What generated code may depend on of the arguments: no sizes but 1, no values."""
 
@@ -109,7 +109,7 @@ def flatten_inputs(inputs: Iterable[object]) -> list[Argument | complex]:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ExpectedTensor:
     """A tensor input on this rank.
 
@@ -146,7 +146,7 @@ class ExpectedTensor:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ExpectedScalar:
     name: ScalarName
     dtype: DataType

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 
 from meshfuse.base.errors import UserError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.ops_attention import Attention, SdpfaBwd, SdpfaFwd
 from meshfuse.runtime.evaluate_ops import Environment, Value, evaluate
@@ -25,7 +25,7 @@ _CUDA_FEATURES = 256
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Scores:
     """How scores become weights, [*batch, H, L, S] all: what is added, kept, and after it scaled.
 

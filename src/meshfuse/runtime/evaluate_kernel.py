@@ -20,6 +20,7 @@ import torch
 
 from meshfuse.base.dtypes import DataType, Scalar
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr.nodes import Add, Const, FloorDiv, IntExpr, Max, Min, Mod, Mul, Symbol
 from meshfuse.ir.ops import Literal
 from meshfuse.kernel.nodes import (
@@ -51,7 +52,7 @@ Moments = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Value:
     """`lanes` holds the value in the type that kernels compute `dtype` in."""
 
@@ -423,7 +424,7 @@ def _carried(carry: Carry, operand: KernelOperand, frame: Frame) -> Value:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ReductionEvaluator:
     """`combine(accumulator, src)` lane by lane; `reduce(lanes, dimensions)` keeps them, size 1."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import singledispatch
 from typing import final
 
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from meshfuse.base.dtypes import DataType, Scalar, compute_dtype
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.trace import Trace
 from meshfuse.expr import IntExpr, Symbol, const
 from meshfuse.expr import evaluate as evaluate_int
@@ -58,7 +59,7 @@ CPU = torch.device("cpu")
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Placed:
     """How a tensor is sharded, and its global sizes, in the program's symbols."""
 
@@ -67,7 +68,7 @@ class Placed:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Environment:
     """What a running program knows by name.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -16,6 +15,7 @@ import torch
 import meshfuse.runtime.evaluate_attention  # registers its evaluations
 import meshfuse.runtime.evaluate_indexing  # noqa: F401  # registers its evaluations
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.trace import Activity, Trace, Work
 from meshfuse.codegen.source import KernelSource
 from meshfuse.expr import IntExpr, evaluate
@@ -32,7 +32,7 @@ from meshfuse.runtime.launch import BoundKernel, CompiledKernel
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ExecutorIds:
     """Which part of what an executor runs, each counted from 0.
 

@@ -11,6 +11,7 @@ import torch
 
 from meshfuse.base.dtypes import Scalar, is_floating
 from meshfuse.base.errors import InvariantError, UserError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.codegen.source import KernelSource
 from meshfuse.expr import Symbol
 from meshfuse.kernel.nodes import IndexName, Kernel, ValueName
@@ -26,7 +27,7 @@ BoundKernel = Callable[[Sequence[torch.Tensor], Sequence[Scalar]], None]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class StrideSource:
     """A stride symbol's place: axis `axis` of buffer number `buffer`."""
 

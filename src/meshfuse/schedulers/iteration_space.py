@@ -7,9 +7,9 @@ broadcast axis joins the axis it stretches to, but does not tie two of those tog
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, const_value
 from meshfuse.facts.axis_map import axis_pairs
 from meshfuse.facts.facts import tensor_outputs
@@ -22,7 +22,7 @@ SpaceAxis = AxisName
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class IterationSpace:
     """`axis_of` maps tensor axes to axes of the space, `extents` gives the size of those."""
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr
 from meshfuse.ir.axes import AxisName
 from meshfuse.ir.mesh import ParallelType
@@ -28,7 +29,7 @@ PlanAxis = AxisName
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class LoopPlan:
     """`steps` derive `leaves`, outermost first, from axes of the space.
 

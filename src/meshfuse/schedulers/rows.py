@@ -8,9 +8,9 @@ anew.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.facts.facts import facts_of, tensor_operands, tensor_outputs
 from meshfuse.facts.refusal import Refusal
 from meshfuse.ir.axes import TensorName
@@ -29,7 +29,7 @@ from meshfuse.schedulers.tiling import Tiling, apply_tiling
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Rows:
     """Kept and reduced axes of the space."""
 

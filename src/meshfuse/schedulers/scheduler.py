@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.facts.refusal import Refusal
 from meshfuse.ir.program import Program
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class LaunchHints:
     """How to run a kernel where the target has a say: warps of a program, stages of its loops."""
 

@@ -7,10 +7,11 @@ their loop nests agree wherever they have the same axes, and later stages need n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import const
 from meshfuse.ir.axes import AxisName, TensorName
 from meshfuse.ir.mesh import ParallelType
@@ -24,7 +25,7 @@ LANES = 16
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Tiling:
     """How a segment's iteration space is run.
 

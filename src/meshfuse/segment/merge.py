@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
+
 Allows = Callable[[tuple[int, ...]], bool]
 """Whether expressions, by position in the program, may be one group."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Edge:
     """Two expressions, by position, and the bytes that one kernel for both need not read again."""
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.facts.refusal import Refusal
 from meshfuse.ir.program import Program
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Segment:
     """A Program of its own, with global shapes and the whole's tensor names, and who takes it.
 
@@ -25,7 +25,7 @@ class Segment:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SegmentedProgram:
     """The whole program and its segments in an order that defines before use."""
 
