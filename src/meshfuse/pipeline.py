@@ -20,6 +20,7 @@ from meshfuse.codegen.cpp import print_cpp
 from meshfuse.codegen.source import KernelSource
 from meshfuse.facts.refusal import Refusal
 from meshfuse.facts.views import is_in_place
+from meshfuse.host.check import require_sound
 from meshfuse.host.dispatch import executor_class
 from meshfuse.host.lower import LoweredKernel, lower_to_host
 from meshfuse.host.nodes import HostProgram, KernelName
@@ -137,6 +138,8 @@ def _compile_segments(
         sources[KernelName(part.name)] = print_cpp(kernel.kernel)
     host = lower_to_host(segmented, lowered, options)
     verify_host_program(host)
+    if options.is_enabled("check_host_program"):
+        require_sound(host)
     return Compilation(host, sources, segmented, notes, loops)
 
 

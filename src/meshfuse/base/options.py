@@ -17,8 +17,8 @@ from meshfuse.base.frozen import frozen_dataclass
 
 ENABLE_OPTIONS: Final = tuple(
     """
-    cutlass_scheduler deterministic_collectives fast_math float32_collectives fuse_matmul
-    fuse_multiple_matmuls host_ir_jit host_ir_lowering id_model_extra_validation
+    check_host_program cutlass_scheduler deterministic_collectives fast_math float32_collectives
+    fuse_matmul fuse_multiple_matmuls host_ir_jit host_ir_lowering id_model_extra_validation
     insert_resharding_after io_to_lower_precision kernel_db kernel_debug kernel_lineinfo
     kernel_profile memory_promotion multicast_protocol number_of_streams overlap p2p_protocol
     p2p_transport reuse_zeroed_memory static_fusion_count tma_inner_persistent tma_pointwise
@@ -27,6 +27,8 @@ ENABLE_OPTIONS: Final = tuple(
 )
 """Names of features that are off by default. Those that mean nothing to a target change nothing.
 
+`check_host_program`: each program that is compiled for a mesh or one device is run on devices
+without data first; InvariantError says what is wrong.
 `deterministic_collectives`: ranks' floats are added in the order of the mesh, on every backend, so
 that equal inputs give equal bits. torch.use_deterministic_algorithms(True) asks for it, too.
 `float32_collectives`: ranks' 16-bit floats are added in float32 and rounded once, on every backend.

@@ -1,0 +1,119 @@
+"""The checker of host programs: all ranks run on devices without data, before anything runs.
+
+It finds what one rank does wrong with its memory (virtual_device.py) and what ranks do that others
+do not wait for, or wait for for ever (meetings.py), and says it as values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from meshfuse.base.errors import InvariantError
+from meshfuse.host.faults import Fault, FaultKind
+from meshfuse.host.meetings import (
+    Meeting,
+    check_meetings,
+    check_movements,
+    meetings_of,
+    requests_of,
+)
+from meshfuse.host.nodes import HostProgram
+from meshfuse.host.virtual_device import Name, Report, check_memory
+
+Standing = tuple[bool, ...]
+"""On which of a program's meshes a rank is: ranks that stand alike do the same."""
+
+_MOST_SHOWN = 20
+"""Faults that an error lists."""
+
+
+def check_host_program(
+    program: HostProgram, ranks: Sequence[int] | None = None
+) -> tuple[Fault, ...]:
+    """All that is wrong with a program; () if nothing is. The kernels that it launches exist.
+
+    `ranks`: those to look at, all of its meshes if None. One is looked at for all that do the same,
+    with one rank of each other kind that it meets: the cost is linear in the nodes and the kinds of
+    ranks.
+    """
+    standings = _standings(program)
+    alike: dict[Standing, list[int]] = {}
+    for rank in standings if ranks is None else ranks:
+        if rank in standings:
+            alike.setdefault(standings[rank], []).append(rank)
+    looked_at = {found[0]: tuple(found) for found in alike.values()}
+    partners = _partners(program, tuple(looked_at), standings)
+    return _check(dict.fromkeys((*looked_at, *partners), program), looked_at)
+
+
+def check_ranks(programs: Mapping[int, HostProgram]) -> tuple[Fault, ...]:
+    """As `check_host_program`, where each rank has a program of its own: all ranks are looked at.
+
+    Ranks that are not given are taken to post what those that are expect of them.
+    """
+    return _check(programs, {rank: (rank,) for rank in programs})
+
+
+def require_sound(program: HostProgram) -> None:
+    """Raise InvariantError with the list of faults, if there are any."""
+    faults = check_host_program(program)
+    if faults:
+        lines = [str(fault) for fault in faults[:_MOST_SHOWN]]
+        lines += [f"and {len(faults) - _MOST_SHOWN} more"] if len(faults) > _MOST_SHOWN else []
+        raise InvariantError("\n  ".join(["the host program is not sound:", *lines]))
+
+
+def _check(
+    programs: Mapping[int, HostProgram], looked_at: Mapping[int, tuple[int, ...]]
+) -> tuple[Fault, ...]:
+    """`looked_at`: the ranks whose memory is looked at, each with all that do the same."""
+    faults: list[Fault] = []
+    having: dict[int, list[int]] = {}
+    for rank, program in programs.items():
+        having.setdefault(id(program), []).append(rank)
+    posts: dict[int, tuple[Meeting, ...]] = {}
+    for ranks in having.values():
+        program = programs[ranks[0]]
+        requests = requests_of(program)
+        shown = sorted(member for rank in ranks for member in looked_at.get(rank, ()))
+        check_movements(program, requests, shown, faults.append)
+        posts.update({rank: tuple(meetings_of(program, requests, rank)) for rank in ranks})
+    for rank, alike in looked_at.items():
+        check_memory(programs[rank], rank, _about(alike, faults))
+    check_meetings(posts, faults.append)
+    return tuple(faults)
+
+
+def _about(ranks: tuple[int, ...], faults: list[Fault]) -> Report:
+    """What keeps the faults of one rank's memory: they are those of all `ranks`."""
+
+    def report(
+        kind: FaultKind, node: int | None, buffer: Name | None, why: str, number: int | None
+    ) -> None:
+        faults.append(Fault(kind, node, ranks, buffer, why, number))
+
+    return report
+
+
+def _standings(program: HostProgram) -> dict[int, Standing]:
+    """Where each rank of a program stands, in the order of its meshes; of one without, rank 0."""
+    meshes = tuple(dict.fromkeys(b.mesh for b in program.buffers.values() if b.mesh is not None))
+    ranks = dict.fromkeys(rank for mesh in meshes for rank in mesh.ids) if meshes else (0,)
+    return {rank: tuple(rank in mesh.places for mesh in meshes) for rank in ranks}
+
+
+def _partners(
+    program: HostProgram, looked_at: Sequence[int], standings: Mapping[int, Standing]
+) -> tuple[int, ...]:
+    """Of each team of the ranks looked at, one rank of each kind, if none is looked at yet."""
+    found: dict[int, None] = dict.fromkeys(looked_at)
+    requests = requests_of(program)
+    for rank in looked_at:
+        teams = dict.fromkeys(meeting.team for meeting in meetings_of(program, requests, rank))
+        for team in teams:
+            kinds = {standings[member] for member in team if member in found}
+            for member in team:
+                if standings[member] not in kinds:
+                    kinds.add(standings[member])
+                    found[member] = None
+    return tuple(rank for rank in found if rank not in looked_at)
