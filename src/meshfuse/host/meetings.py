@@ -86,7 +86,8 @@ def _shown(value: object) -> str:
 
 
 def meetings_of(program: HostProgram, requests: Sequence[Request], rank: int) -> Iterator[Meeting]:
-    """What a rank posts. Who takes part in an exchange depends on sizes: all who may are its team."""
+    """What a rank posts. All that may take part in an exchange are its team: who does depends on
+    sizes."""
     teams: dict[object, Team] = {}
     for request in requests:
         node = request.node

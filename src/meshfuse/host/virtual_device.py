@@ -215,7 +215,7 @@ class VirtualDevice:
         self._held.pop(name).memory.names.discard(name)
 
     def _look_up(self, name: Name) -> _Held:
-        """What a name is of; it is made if it is missing, so that one fault does not bring others."""
+        """What a name is of. A missing one is made, so that one fault does not bring others."""
         if name not in self._held:
             if name in self._freed:
                 self._tell(FaultKind.use_after_free, name, f"{name} has been freed")
