@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kernel_paths import PATHS
-from meshfuse import FusionDefinition, TensorView
+from meshfuse import FusionDefinition, ParallelType, TensorView
+from meshfuse.multidevice import DeviceMesh, simulate
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "contiguous": torch.clone,
@@ -88,3 +89,23 @@ def test_elements_that_share_memory_are_refused() -> None:
             fd.execute([torch.ones(4).expand(3, 4)])
     one_row = torch.ones(4).expand(1, 4)
     assert fd.execute([one_row]) == []
+
+
+def test_a_view_is_sent_before_its_input_is_updated() -> None:
+    """Ranks slice x in place and send that: the update waits until it is gone."""
+    mesh = DeviceMesh(range(2))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([4, 3], contiguity=True)
+        part = fd.ops.set(x)
+        whole = fd.ops.set(part)
+        fd.add_output(whole)
+        fd.add_output(fd.ops.neg(x), x)
+        for tensor in (x, part, whole):
+            tensor.set_device_mesh(mesh)
+        part.outer_split(0, 2)
+        part.axis(0).parallelize(ParallelType.mesh_x)
+    data = integers(4, 3)
+    results = simulate(fd, [data])
+    assert [step.collective.value for step in fd.fec.communications()] == ["all_gather"]
+    for [gathered], [updated] in zip(results, results.inputs, strict=True):
+        assert torch.equal(gathered, data) and torch.equal(updated, -data)

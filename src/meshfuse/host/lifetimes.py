@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from meshfuse.host.nodes import Communicate, Evaluate, Free, KernelName, Node, Wait
-from meshfuse.host.uses import names_defined, names_needed, names_written
+from meshfuse.host.uses import names_defined, names_needed, names_written, views_made
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.kernel.nodes import Kernel
 
@@ -42,16 +42,21 @@ def _must_precede(
 
 
 def with_waits(body: Sequence[Node]) -> Iterator[Node]:
-    """Each collective's Wait, before the first node that reads its result or writes its source.
+    """Each collective's Wait, before the first node that reads its result or writes its source, be
+    that by another name: a view of an input is sent, and the input updated in place.
 
     What nothing uses is awaited at the end.
     """
     pending: dict[TensorName, Communicate] = {}
+    roots: dict[TensorName, TensorName] = {}
     for node in body:
+        into = node.into if isinstance(node, Evaluate) else None
+        written = None if into is None else roots.get(into, into)
         for out, posted in tuple(pending.items()):
-            written = node.into if isinstance(node, Evaluate) else None
-            if out in names_needed(node) or posted.src == written:
+            if out in names_needed(node) or roots.get(posted.src, posted.src) == written:
                 yield Wait(pending.pop(out).number)
+        for view, source in views_made(node):
+            roots[view] = roots.get(source, source)
         if isinstance(node, Communicate):
             pending[node.out] = node
         yield node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from meshfuse.host.nodes import (
     Allocate,
@@ -17,8 +18,12 @@ from meshfuse.host.nodes import (
     Wait,
 )
 from meshfuse.ir.axes import ScalarName, TensorName
-from meshfuse.ir.ops import Expr
+from meshfuse.ir.ops import Broadcast, Cast, Expand, Expr, Permute, Reshape, Squeeze
+from meshfuse.ir.terms import Terms
 from meshfuse.kernel.nodes import Kernel
+
+MAY_SHARE: Final = (Broadcast, Cast, Expand, Permute, Reshape, Squeeze, Terms)
+"""Expressions whose result torch may make as a view of the operand."""
 
 
 def names_defined(node: Node) -> tuple[TensorName | ScalarName, ...]:
@@ -52,6 +57,21 @@ def names_written(
             return (into,)
         case _:
             return names_defined(node)
+
+
+def views_made(node: Node) -> tuple[tuple[TensorName, TensorName], ...]:
+    """Results that share the memory of what they are made of, or may, each with that."""
+    match node:
+        case View(out, src):
+            return ((out, src),)
+        case Evaluate(into, body):
+            return tuple(
+                (expr.out, expr.src)
+                for expr in body
+                if isinstance(expr, MAY_SHARE) and expr.out != into
+            )
+        case _:
+            return ()
 
 
 def names_needed(node: Node) -> tuple[TensorName | ScalarName, ...]:

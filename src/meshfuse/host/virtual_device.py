@@ -27,17 +27,14 @@ from meshfuse.host.nodes import (
     Wait,
 )
 from meshfuse.host.presence import nodes_here
+from meshfuse.host.uses import MAY_SHARE
 from meshfuse.ir.axes import ScalarName, TensorName
-from meshfuse.ir.ops import Broadcast, Cast, Expand, Expr, Permute, Reshape, Squeeze
+from meshfuse.ir.ops import Expr
 from meshfuse.ir.rewrite import read_names
-from meshfuse.ir.terms import Terms
 
 Name = TensorName | ScalarName
 Report = Callable[[FaultKind, int | None, Name | None, str, int | None], None]
 """Kind, place in the body (None: its end), buffer, explanation, number of a communication."""
-
-_MAY_SHARE = (Broadcast, Cast, Expand, Permute, Reshape, Squeeze, Terms)
-"""Results that torch may make as views; all are taken for views here."""
 
 
 @final
@@ -136,7 +133,7 @@ class VirtualDevice:
 
     def _evaluate(self, node: Evaluate) -> None:
         for expr in node.body:
-            if isinstance(expr, _MAY_SHARE) and expr.out != node.into:
+            if isinstance(expr, MAY_SHARE) and expr.out != node.into:
                 self._share(expr.out, expr.src)
                 continue
             for name in read_names(expr):
