@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import singledispatch
+from functools import lru_cache, singledispatch
 from math import prod
 from typing import final
 
 from meshfuse.expr.nodes import (
+    MEMO_SIZE,
     Add,
     Const,
     FloorDiv,
@@ -103,7 +104,7 @@ def substitute(e: IntLike, mapping: Mapping[str | IntExpr, IntLike]) -> IntExpr:
     def replace(node: IntExpr) -> IntExpr:
         if node in mapping:
             return as_expr(mapping[node])
-        if isinstance(node, Symbol) and node.name in mapping:
+        if type(node) is Symbol and node.name in mapping:
             return as_expr(mapping[node.name])
         if not node.operands:
             return node
@@ -156,15 +157,20 @@ def _(e: Max, operands: tuple[IntExpr, ...]) -> IntExpr:
 
 def free_symbols(e: IntLike) -> tuple[Symbol, ...]:
     """The symbols of e, each once, sorted by name."""
+    return () if type(e) is int else _find_symbols(as_expr(e))
+
+
+@lru_cache(MEMO_SIZE)
+def _find_symbols(e: IntExpr) -> tuple[Symbol, ...]:
     found: dict[Symbol, None] = {}
     visited: set[IntExpr] = set()
-    pending = [as_expr(e)]
+    pending = [e]
     while pending:
         node = pending.pop()
         if node in visited:
             continue
         visited.add(node)
-        if isinstance(node, Symbol):
+        if type(node) is Symbol:
             found[node] = None
         pending.extend(node.operands)
     return tuple(sorted(found, key=lambda node: node.order))
