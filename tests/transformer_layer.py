@@ -100,14 +100,6 @@ class Layer:
     def place_tokens(self, x: TensorView) -> None:
         place(self.mesh, {1: X} if self.sequence_parallel else {}, x)
 
-    def whole(self, x: TensorView) -> TensorView:
-        """All tokens of `x`, for all that is made of them: gathered once."""
-        if not self.sequence_parallel:
-            return x
-        gathered = self.fd.ops.set(x)
-        place(self.mesh, {}, gathered)
-        return gathered
-
     # Forward.
 
     def normal(self, x: TensorView) -> tuple[TensorView, TensorView]:
@@ -162,12 +154,12 @@ class Layer:
         self, grad: TensorView, x: TensorView, found: dict[str, TensorView]
     ) -> TensorView:
         ops, w = self.fd.ops, self.weights
-        whole, normal = self.whole(grad), self.whole(self.norm(x, "norm2"))
+        normal = self.norm(x, "norm2")
         up = ops.linear(normal, w["up.weight"], w["up.bias"])
-        self.weight_gradients(whole, ops.gelu(up), "down", found)
+        self.weight_gradients(grad, ops.gelu(up), "down", found)
         slope = 0.5 + 0.5 * ops.erf(up * math.sqrt(0.5))
         slope = slope + up * ops.exp(up * up * -0.5) / math.sqrt(2 * math.pi)
-        inner = ops.matmul(whole, w["down.weight"]) * slope
+        inner = ops.matmul(grad, w["down.weight"]) * slope
         self.weight_gradients(inner, normal, "up", found)
         back = ops.matmul(inner, w["up.weight"])
         self.place_tokens(back)
@@ -178,9 +170,9 @@ class Layer:
     ) -> TensorView:
         ops, w = self.fd.ops, self.weights
         b, s, h = self.sizes.batch, self.sizes.tokens, self.sizes.heads
-        whole, normal = self.whole(grad), self.whole(self.norm(x, "norm1"))
-        self.weight_gradients(whole, self.merge(saved.attended), "out", found)
-        split = ops.reshape(ops.matmul(whole, w["out.weight"]), [b, s, h, self.sizes.head])
+        normal = self.norm(x, "norm1")
+        self.weight_gradients(grad, self.merge(saved.attended), "out", found)
+        split = ops.reshape(ops.matmul(grad, w["out.weight"]), [b, s, h, self.sizes.head])
         attended = ops.permute(split, [0, 2, 1, 3])
         query, key, value = self.heads(normal)
         back = ops.sdpfa_bwd(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -26,6 +27,7 @@ from meshfuse.ir.rewrite import (
     without_unnamed,
 )
 from meshfuse.passes.apply_sharding import new_sharded_tensor
+from meshfuse.passes.before_views import View, lift, view_again
 from meshfuse.passes.defer_reductions import defer_reductions
 from meshfuse.passes.linear_bias import separate_bias
 from meshfuse.passes.moments import combine_moments
@@ -52,7 +54,7 @@ def decompose_resharding(program: Program) -> tuple[Program, tuple[Note, ...]]:
     The annotated tensor stays the redistribution's result and keeps its schedule; the local one is
     new. Raises Unsupported, naming the tensor, for what no sequence of communications reaches.
     """
-    rewriting = _Rewriting(program)
+    rewriting = _Rewriting(program, _count_readers(program.fusion.exprs))
     for expr in program.fusion.exprs:
         _decompose(rewriting, expr)
     program, notes = _without_bypassed(rewriting)
@@ -65,10 +67,13 @@ class _Rewriting:
     """The program with the tensors made so far, and the expressions that replace those seen.
 
     `copies` has the tensors that hold another one's value, placed otherwise, by that other one's
-    name; `origins` leads from them to it. `bypassed` are copies in whose place another was read.
+    name; `origins` leads from them to it. `bypassed` are copies, and views, in whose place another
+    was read. `views` are those that compute where their results lie. `readers` has for each tensor
+    how many expressions read it as the program was.
     """
 
     program: Program
+    readers: Mapping[Name, int]
     exprs: list[Expr] = field(default_factory=list[Expr])
     notes: list[Note] = field(default_factory=list[Note])
     copies: dict[TensorName, list[TensorName]] = field(
@@ -76,6 +81,7 @@ class _Rewriting:
     )
     origins: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
     bypassed: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
+    views: dict[TensorName, View] = field(default_factory=dict[TensorName, View])
 
     def note_copy(self, copy: TensorName, source: TensorName) -> None:
         origin = self.origins.get(source, source)
@@ -83,14 +89,18 @@ class _Rewriting:
         self.copies.setdefault(origin, []).append(copy)
 
 
+def _count_readers(exprs: Iterable[Expr]) -> Counter[Name]:
+    return Counter(name for expr in exprs for name in set(read_names(expr)))
+
+
 def _without_bypassed(work: _Rewriting) -> tuple[Program, tuple[Note, ...]]:
-    """Drop copies that nothing reads, as their readers found what they need elsewhere."""
+    """Drop copies and views that nothing reads, as their readers found what they need elsewhere."""
     readers = Counter(name for expr in work.exprs for name in read_names(expr))
     outputs = output_names(work.program)
     kept: list[Expr] = []
     dropped: dict[TensorName, TensorName] = {}
     for expr in reversed(work.exprs):
-        if isinstance(expr, Communication | Set) and expr.out in work.bypassed:
+        if isinstance(expr, Communication | Set | View) and expr.out in work.bypassed:
             if not readers[expr.out] and expr.out not in outputs:
                 dropped[expr.out] = work.bypassed[expr.out]
                 readers[expr.src] -= 1
@@ -99,7 +109,7 @@ def _without_bypassed(work: _Rewriting) -> tuple[Program, tuple[Note, ...]]:
                 continue
         kept.append(expr)
     notes = [note for note in work.notes if note.subject not in dropped]
-    for copy, source in sorted(dropped.items()):
+    for copy, source in sorted((k, v) for k, v in dropped.items() if k not in work.views):
         notes.append(Note(STAGE, copy, "not_moved", f"what reads it takes its parts from {source}"))
     program = with_exprs(work.program, kept[::-1])
     return (without_unnamed(program) if dropped else program), tuple(notes)
@@ -151,7 +161,10 @@ def _decompose_compute(work: _Rewriting, expr: Expr, site: Site) -> None:
             work.program, local = new_local_result(work.program, out, placement, made)
             renamed[out] = local
             results.append((out, local, made))
-    work.exprs.append(map_names(with_operands(expr, operands), renamed))
+    made_there = map_names(with_operands(expr, operands), renamed)
+    work.exprs.append(made_there)
+    if isinstance(made_there, View) and not renamed:
+        work.views[made_there.out] = made_there
     if isinstance(expr, Welford) and results and results[0][2].partial:
         locals_ = tuple(local for _, local, _ in results)
         work.program, stacked, combining = combine_moments(work.program, expr, locals_)
@@ -177,11 +190,36 @@ def _moved_operand(work: _Rewriting, operand: TensorName, need: Sharding, expr: 
     if have == need:
         return operand
     source, moves = _nearest(work, operand, need)
+    viewed = _view_of_moved(work, operand, need, moved_bytes(work.program, source, moves), expr)
+    if viewed is not None:
+        return viewed
     if moves:
         source = _communicate(work, source, moves, _operand_reason(operand, have, need, expr))
     if source != operand and operand in work.origins:
         work.bypassed[operand] = source
     return source
+
+
+def _view_of_moved(
+    work: _Rewriting, operand: TensorName, need: Sharding, cost: int, expr: Expr
+) -> TensorName | None:
+    """`operand`, if it is a view, as a view of what others may need as well; if that costs no more.
+
+    None where it does, or nothing has to move.
+    """
+    lifted = lift(work.program, operand, need, work.views, work.readers) if cost else None
+    if lifted is None:
+        return None
+    source, moves = _nearest(work, lifted.tensor, lifted.need)
+    if moved_bytes(work.program, source, moves) > cost:
+        return None
+    found = _moved_operand(work, lifted.tensor, lifted.need, expr)
+    for view, placement, made in lifted.views:
+        work.program, again, found = view_again(work.program, view, placement, made, found)
+        work.exprs.append(again)
+        work.bypassed[view.out] = found
+    work.note_copy(found, operand)
+    return found
 
 
 def _nearest(
