@@ -88,4 +88,4 @@ def test_what_only_a_view_needs_is_gathered_behind_it() -> None:
     data = integers(4, COLUMNS)
     run(fd, [data], [data.relu().T.cumsum(1)])
     assert posted(fd) == [("all_gather", X, 4 * 2 * COLUMNS)]
-    assert "why   T2 is needed whole by scan T3" in fd.explain()
+    assert "why   T2 is needed whole by" in fd.explain()
