@@ -107,13 +107,18 @@ class Grammar:
         """The text of one statement and its block, without a final newline."""
         shape = _shape_of(type(statement))
         outs = [str(getattr(statement, name)) for name in shape.outs]
-        op = getattr(statement, shape.op) if shape.op else _snake(type(statement).__name__)
         head = f"{', '.join(outs)} = " if outs else ""
-        line = f"{_INDENT * depth}{head}{op}({self._render_arguments(statement, shape)})"
+        arguments = self._render_arguments(statement, shape)
+        line = f"{_INDENT * depth}{head}{self.op_name(statement)}({arguments})"
         if shape.block is None:
             return line
         body = [self.print(child, depth + 1) for child in getattr(statement, shape.block)]
         return "\n".join([line + " {", *body, _INDENT * depth + "}"])
+
+    def op_name(self, statement: object) -> str:
+        """The op of a statement, as it is printed."""
+        shape = _shape_of(type(statement))
+        return getattr(statement, shape.op) if shape.op else _snake(type(statement).__name__)
 
     def _render_arguments(self, value: object, shape: _Shape) -> str:
         parts = [self.render(getattr(value, name), shape.hints[name]) for name in shape.positional]

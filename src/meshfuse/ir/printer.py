@@ -313,6 +313,11 @@ def print_expr(expr: Expr) -> str:
     return PROGRAM_GRAMMAR.print(expr)
 
 
+def op_name(expr: Expr) -> str:
+    """The name of an expression's operation in a program's text: `index_select`, `add`."""
+    return PROGRAM_GRAMMAR.op_name(expr)
+
+
 def program_statement(program: Program) -> ProgramStatement:
     """The tables as statements: tensors with schedules, scalars, inputs, expressions, outputs."""
     fusion = program.fusion

@@ -16,7 +16,8 @@ from meshfuse.facts.refusal import Refusal
 from meshfuse.facts.sharding import Sharding, sharding_of
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.comm import Communication
-from meshfuse.ir.ops import Expr, Linear, Pointwise, Reduction, Reshape, Set, Welford
+from meshfuse.ir.ops import Expr, Linear, Reshape, Set, Welford
+from meshfuse.ir.printer import op_name
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import (
     Name,
@@ -282,8 +283,7 @@ def _plan(program: Program, tensor: TensorName, have: Sharding, want: Sharding) 
 
 def _call(expr: Expr) -> str:
     """`linear T5`: an expression by its name and first output."""
-    name = expr.function if isinstance(expr, Pointwise | Reduction) else type(expr).__name__.lower()
-    return f"{name} {expr.outs[0]}"
+    return f"{op_name(expr)} {expr.outs[0]}"
 
 
 def _operand_reason(operand: TensorName, have: Sharding, need: Sharding, expr: Expr) -> str:

@@ -8,6 +8,7 @@ import torch
 
 from meshfuse.base.errors import UserError
 from meshfuse.ir.ops import Expr, Linear, MatMul, Pointwise, Reduction, Set
+from meshfuse.ir.printer import op_name
 from meshfuse.runtime.evaluate_ops import Environment, evaluate
 
 
@@ -18,7 +19,7 @@ def evaluate_into(expr: Expr, env: Environment, out: torch.Tensor) -> None:
     For operations that torch has an out form of: matmul, linear, binary ones, reductions, copies.
     Raises UserError naming any other.
     """
-    raise _no_out_form(expr, type(expr).__name__.lower())
+    raise _no_out_form(expr, op_name(expr))
 
 
 def _no_out_form(expr: Expr, name: str) -> UserError:

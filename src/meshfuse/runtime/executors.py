@@ -22,7 +22,8 @@ from meshfuse.expr import IntExpr, evaluate
 from meshfuse.facts.refusal import Refusal
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.comm import Communication
-from meshfuse.ir.ops import Expr, LibraryExpr, Pointwise, Reduction
+from meshfuse.ir.ops import Expr, LibraryExpr
+from meshfuse.ir.printer import op_name
 from meshfuse.ir.program import Program
 from meshfuse.kernel.nodes import IndexName, ValueName
 from meshfuse.runtime.compile import KernelCompiler
@@ -224,9 +225,8 @@ def _title(exprs: Sequence[Expr]) -> str:
     if not exprs:
         return "nothing"
     first = exprs[0]
-    named = first.function if isinstance(first, Pointwise | Reduction) else type(first).__name__
     others = f" and {len(exprs) - 1} more" if len(exprs) > 1 else ""
-    return f"{named.lower()} {first.outs[0]}{others}"
+    return f"{op_name(first)} {first.outs[0]}{others}"
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
