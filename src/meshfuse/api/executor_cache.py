@@ -40,6 +40,7 @@ from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import Options, with_options
 from meshfuse.base.trace import Trace
 from meshfuse.cache import FusionCache
+from meshfuse.dist.calls import Call
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.dtensor import is_dtensor
 from meshfuse.dist.tensor import DistributedTensor
@@ -172,44 +173,46 @@ class FusionExecutorCache:
         values = list_inputs(inputs)
         communicator = Communicator.instance()
         profiler = begin_profile(profile)
-        facts = None
-        if profiler is None and device is None and not (enable or disable or capture):
-            facts = self._facts_of_call(values, communicator, is_auto)
-        given = given_sizes(self.frozen_program(), global_sizes) if global_sizes else {}
-        if given and facts is not None:
-            facts = (*facts, *given.items())
-        known = None if facts is None else self._hot_calls.get(facts)
-        if known is not None:
-            return self._run_again(known, known.take(values), communicator)
-        self._check_ranks(communicator)
-        trace = None if profiler is None else profiler.trace
-        bound = self.bind(
-            values,
-            communicator.rank(),
-            device,
-            enable,
-            disable,
-            is_auto,
-            profile,
-            trace,
-            capture,
-            given,
-        )
-        executor = bound.prepared.compiled.executor
-        outputs = executor.run(bound.arguments, communicator, trace, bound.given)
-        if profiler is not None:
-            measured = profiler.finish(executor.ids.fusion, bound.arguments, outputs)
-            self._profile = measured if profile else self._profile
-        self._debug_output = self._dump(bound) if capture else None
-        executable = executor.compile(communicator.rank())
-        results = self.deliver(bound, outputs, executable)
-        if facts is not None:
-            call = remember_call(
-                values, bound.arguments, bound.prepared, executable, results, bound.given
+        frozen = self.frozen_program()
+        with communicator.begin_call(frozen.key if frozen.meshes else None) as call:
+            facts = None
+            if profiler is None and device is None and not (enable or disable or capture):
+                facts = self._facts_of_call(values, communicator, is_auto)
+            given = given_sizes(self.frozen_program(), global_sizes) if global_sizes else {}
+            if given and facts is not None:
+                facts = (*facts, *given.items())
+            known = None if facts is None else self._hot_calls.get(facts)
+            if known is not None:
+                return self._run_again(known, known.take(values), communicator, call)
+            self._check_ranks(communicator)
+            trace = None if profiler is None else profiler.trace
+            bound = self.bind(
+                values,
+                communicator.rank(),
+                device,
+                enable,
+                disable,
+                is_auto,
+                profile,
+                trace,
+                capture,
+                given,
             )
-            if call is not None:
-                self._hot_calls.put(facts, call)
-        return results
+            executor = bound.prepared.compiled.executor
+            outputs = executor.run(bound.arguments, communicator, trace, bound.given, call)
+            if profiler is not None:
+                measured = profiler.finish(executor.ids.fusion, bound.arguments, outputs)
+                self._profile = measured if profile else self._profile
+            self._debug_output = self._dump(bound) if capture else None
+            executable = executor.compile(communicator.rank())
+            results = self.deliver(bound, outputs, executable)
+            if facts is not None:
+                remembered = remember_call(
+                    values, bound.arguments, bound.prepared, executable, results, bound.given
+                )
+                if remembered is not None:
+                    self._hot_calls.put(facts, remembered)
+            return results
 
     def _facts_of_call(
         self, inputs: Sequence[object], communicator: Communicator, is_auto: bool
@@ -222,12 +225,18 @@ class FusionExecutorCache:
         return (is_auto, order, communicator.rank(), communicator.size(), facts)
 
     def _run_again(
-        self, call: HotCall, arguments: list[Argument], communicator: Communicator
+        self,
+        known: HotCall,
+        arguments: list[Argument],
+        communicator: Communicator,
+        call: Call | None,
     ) -> list[torch.Tensor]:
-        results = run_executable(call.executable, arguments, communicator, given=call.given)
-        self._last = call.prepared
+        results = run_executable(
+            known.executable, arguments, communicator, given=known.given, call=call
+        )
+        self._last = known.prepared
         self._debug_output = None
-        return call.give(results)
+        return known.give(results)
 
     def bind(
         self,

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from meshfuse.base.frozen import frozen_dataclass
 from datetime import timedelta
 from threading import RLock
 from typing import Any, ClassVar, final
@@ -26,17 +24,20 @@ import torch.distributed as dist
 
 from meshfuse.base import optional
 from meshfuse.base.errors import CommunicationError, InvariantError, UserError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import options_from_environment
 from meshfuse.dist import collectives
-from meshfuse.dist.agreement import CommunicationSequence, compare_sequences
-from meshfuse.dist.board import Board, publish_identity
+from meshfuse.dist.agreement import Agreement, check_sizes, find_difference
+from meshfuse.dist.board import Board, Standing, publish_identity
+from meshfuse.dist.calls import ALONE_IN_CALL, Call, CallLog, CallScope
 from meshfuse.dist.collectives import CollectiveRequest, Posting
-from meshfuse.dist.deadlines import Deadline, await_arrival, read_timeout
-from meshfuse.dist.groups import Group, form_group
+from meshfuse.dist.deadlines import Deadline, Watch, await_arrival, read_timeout
+from meshfuse.dist.groups import CONTROL, Group, form_group
+from meshfuse.dist.history import CallHistory
 from meshfuse.dist.launcher import ALONE, Launch, Place, read_launch, read_local_place
 from meshfuse.ir.mesh import DeviceMesh
 
-BARRIER_NUMBER = -1
+BARRIER_NUMBER, AGREEMENT_NUMBER = -1, -3
 """In place of the host program's number, for what no host program asked for."""
 
 
@@ -70,9 +71,11 @@ class _Attachment:
     world: dist.ProcessGroup
     store: dist.Store
     place: Place
+    calls: CallLog
     groups: dict[tuple[tuple[int, ...], str], Group] = field(default_factory=dict)
-    agreed: set[str] = field(default_factory=set[str])
-    comparisons: Counter[tuple[int, ...]] = field(default_factory=Counter[tuple[int, ...]])
+    histories: dict[tuple[int, ...], CallHistory] = field(
+        default_factory=dict[tuple[int, ...], CallHistory]
+    )
     torch_meshes: dict[tuple[DeviceMesh, str], Any] = field(default_factory=dict)
 
     @property
@@ -82,6 +85,28 @@ class _Attachment:
     def board(self, team: tuple[int, ...], name: str) -> Board:
         key = f"{name} {' '.join(map(str, team))}"
         return Board(self.place.rank, team, dist.PrefixStore(key, self.store), self.processes)
+
+    def watch_for(self, device_type: str) -> Watch:
+        return self.find_absent if device_type == CONTROL else self.find_refusals
+
+    def find_refusals(self, board: Board) -> Mapping[int, str]:
+        """Those that do not come to the call that this rank is in."""
+        return self.calls.refusals(board.peers)
+
+    def find_absent(self, board: Board) -> Mapping[int, str]:
+        """Those that do not come to an agreement: that refused the call, or wait for this rank
+        elsewhere, which will not come there before they have agreed."""
+        absent = self.calls.refusals(board.peers)
+        control = self.groups.get((board.team, CONTROL))
+        for (_, device_type), group in self.groups.items():
+            if device_type == CONTROL:
+                continue
+            for rank in set(group.board.peers) & set(board.peers):
+                has_come = control is not None and control.has_announced(rank)
+                text = None if has_come else _elsewhere(group, rank)
+                if text is not None:
+                    absent[rank] = text
+        return absent
 
     def close(self) -> None:
         for key in sorted(self.groups):
@@ -155,22 +180,70 @@ class Communicator:
         group = self.group(request.team, request.src.device.type, request)
         return Pending(group.post(request), group, self.timeout)
 
-    def agree(self, sequence: CommunicationSequence) -> None:
-        """Make sure that all ranks of a sequence's team are about to do the same; once for each.
+    def begin_call(self, program: str | None) -> CallScope:
+        """A call of a program, which the text stands for on all ranks; None for one that they do
+        not make together.
 
-        Nothing was posted yet, so that a rank whose program differs breaks no group. Raises
-        CommunicationError on all ranks of the team if two differ or one does not come.
+        Where it ends with an error before it comes to its collectives, peers that wait in it are
+        told.
         """
-        attachment = self._find_attachment()
-        if attachment is not None and sequence.digest in attachment.agreed:
-            return
-        with self._lock:
-            attachment = self._attach(sequence.purpose)
-            attachment.comparisons[sequence.team] += 1
-            number = attachment.comparisons[sequence.team]
-            board = attachment.board(sequence.team, f"comparison {number}")
-            compare_sequences(board, sequence, self.timeout)
-            attachment.agreed.add(sequence.digest)
+        attachment = None if program is None else self._find_attachment()
+        if program is None or attachment is None or attachment.place.size == 1:
+            return ALONE_IN_CALL
+        return CallScope(attachment.calls, attachment.calls.count(program))
+
+    def enter_call(self, call: Call | None, agreements: Sequence[Agreement]) -> CallLog:
+        """A call comes to its collectives; `leave` of the log that this returns ends them.
+
+        All ranks of each agreement's team make sure that they are about to do the same. Raises
+        UserError while another thread is in a call, and as `agree` does.
+        """
+        calls = self._attach(agreements[0].purpose).calls
+        calls.enter(call)
+        try:
+            for agreement in agreements:
+                self.agree(agreement)
+        except BaseException:
+            calls.leave()
+            raise
+        return calls
+
+    def agree(self, agreement: Agreement) -> None:
+        """Make sure that all ranks of a team are about to do the same, for the same sizes.
+
+        Ranks meet for it if the call is not the one that all expect. Nothing was posted yet: where
+        all come and two differ, on all ranks CommunicationError (of the programs) or UserError (of
+        sizes) breaks no group. A rank that compares with one that does not gets a
+        CommunicationError, and tells the peers; so does one whose peers do not come in time.
+        """
+        attachment = self._attach(agreement.purpose)
+        history = attachment.histories.setdefault(agreement.team, CallHistory())
+        if not history.expects(agreement.key):
+            self._compare(agreement)
+        history.note(agreement.key)
+
+    def _compare(self, agreement: Agreement) -> None:
+        def gather(mine: Sequence[int]) -> list[list[int]]:
+            numbers = torch.tensor(mine)
+            found = torch.empty(len(team) * len(mine), dtype=torch.int64)
+            request = CollectiveRequest(
+                AGREEMENT_NUMBER, "all_gather", team, numbers, found, None, cause
+            )
+            control.announce_next(str(request))
+            control.wait(control.post(request), Deadline.after(self.timeout))
+            return found.view(len(team), -1).tolist()
+
+        team, cause = agreement.team, f"an agreement on {agreement.purpose}"
+        try:
+            control = self.group(team, CONTROL, agreement.purpose)
+            difference = find_difference(agreement, control.board, gather)
+            if difference is None:
+                check_sizes(agreement, gather)
+        except (CommunicationError, KeyboardInterrupt) as error:
+            self.give_up(str(error) or f"interrupted before {agreement.purpose}")
+            raise
+        if difference is not None:
+            raise CommunicationError(difference)
 
     def run(self, request: CollectiveRequest, seconds: float | None = None) -> torch.Tensor:
         """Post, wait, and return `out`."""
@@ -203,8 +276,9 @@ class Communicator:
             if key not in attachment.groups:
                 board = attachment.board(team, device_type)
                 store = dist.PrefixStore("backend", board.notices)
+                watch = attachment.watch_for(device_type)
                 attachment.groups[key] = form_group(
-                    device_type, board, store, self.timeout, purpose
+                    device_type, board, store, self.timeout, purpose, watch
                 )
             return attachment.groups[key]
 
@@ -274,13 +348,30 @@ class Communicator:
         return attachment
 
 
+def _elsewhere(group: Group, rank: int) -> str | None:
+    """What a peer does on a group that keeps it from all else: wait for this rank, or give up."""
+    notice = group.board.read(rank)
+    if notice is None:
+        return None
+    if notice.standing is Standing.failed:
+        return f"gave up: {notice.text}"
+    if notice.sequence <= group.posted:
+        return None
+    return (
+        f"does not come, but waits for {notice.text}, as this rank did in an earlier call: the "
+        "two run different programs, or one program with inputs of different global sizes"
+    )
+
+
 def _attach(world: dist.ProcessGroup, environ: Mapping[str, str]) -> _Attachment:
     """Take a part of the store of a default process group, and say there who this process is."""
     place = read_local_place(environ, dist.get_rank(), dist.get_world_size())
     whole = dist.PrefixStore("meshfuse", dist.distributed_c10d._get_default_store())
     # A launcher's store outlives the process groups on it; each of them gets keys of its own.
     generation = whole.add(f"attached {place.rank}", 1)
-    attachment = _Attachment(world, dist.PrefixStore(str(generation), whole), place)
+    store = dist.PrefixStore(str(generation), whole)
+    calls = CallLog(place.rank, dist.PrefixStore("calls", store))
+    attachment = _Attachment(world, store, place, calls)
     publish_identity(attachment.processes, place.rank)
     return attachment
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from meshfuse.base.frozen import frozen_dataclass
 from datetime import timedelta
 from threading import Event, Thread, current_thread
 from typing import final
@@ -19,6 +17,7 @@ from typing import final
 import torch.distributed as dist
 
 from meshfuse.base.errors import CommunicationError, MeshfuseError, UserValueError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.board import Board, Notice, Standing
 from meshfuse.dist.collectives import Posting
 
@@ -31,6 +30,16 @@ LAST_DATA_SECONDS = 1.0
 """What an ended peer sent last may still be under way."""
 ROLL_CALL_SECONDS = 2.0
 """After the backend's error: until the peers have noticed too, or the system has seen one end."""
+BACKEND_MARGIN_SECONDS = 5.0
+"""A backend's own limit lies this far beyond ours, so that ours speaks first."""
+
+Watch = Callable[[Board], Mapping[int, str]]
+"""Peers that will not come, by what else is known than what a board says, and why."""
+
+
+def nobody(board: Board) -> Mapping[int, str]:
+    """The watch that knows of nothing."""
+    return {}
 
 
 @final
@@ -71,16 +80,21 @@ def read_timeout(environ: Mapping[str, str]) -> float:
     return seconds
 
 
-def wait(posting: Posting, board: Board, deadline: Deadline) -> None:
+def backend_limit(seconds: float) -> timedelta:
+    """What a backend is told whose waits end here after `seconds`."""
+    return timedelta(seconds=seconds + BACKEND_MARGIN_SECONDS)
+
+
+def wait(posting: Posting, board: Board, deadline: Deadline, watch: Watch = nobody) -> None:
     """Block until `out` of the posting may be read.
 
     Raises CommunicationError, naming the operation and the ranks that are missing, when a peer
-    ends or gives up, when the backend fails, or at the deadline. The group is of no use after
-    that.
+    ends, gives up or is found by `watch`, when the backend fails, or at the deadline. The group is
+    of no use after that.
     """
     try:
         while posting.work is not None:
-            _await_completion(posting, posting.work, board, deadline)
+            _await_completion(posting, posting.work, board, deadline, watch)
             posting.advance()
     except MeshfuseError:
         raise
@@ -88,7 +102,7 @@ def wait(posting: Posting, board: Board, deadline: Deadline) -> None:
         raise explain(error, str(posting.request), posting.sequence, board) from error
 
 
-def await_arrival(board: Board, deadline: Deadline, purpose: object) -> None:
+def await_arrival(board: Board, deadline: Deadline, purpose: object, watch: Watch = nobody) -> None:
     """Block until every rank of the team has come here, which is to say on the board that it
     arrived.
 
@@ -100,7 +114,7 @@ def await_arrival(board: Board, deadline: Deadline, purpose: object) -> None:
         absent = list(board.peers)
         pause = 0.001
         while absent := [rank for rank in absent if board.read(rank) is None]:
-            _raise_for_peers(board, subject, lambda: False)
+            _raise_for_peers(board, subject, lambda: False, watch)
             if deadline.expired:
                 missing = dict.fromkeys(absent, "has not arrived")
                 raise CommunicationError(_expiry(subject, board, deadline, missing))
@@ -132,8 +146,9 @@ class StreamWatch:
     would raise.
     """
 
-    def __init__(self, board: Board, give_up: Callable[[str], None]) -> None:
+    def __init__(self, board: Board, give_up: Callable[[str], None], watch: Watch = nobody) -> None:
         self._board = board
+        self._watch = watch
         self._give_up = give_up
         self._pending: deque[tuple[dist.Work, int, str, Deadline]] = deque()
         self._closed = Event()
@@ -172,19 +187,21 @@ class StreamWatch:
 
     def _look_at(self, work: dist.Work, sequence: int, subject: str, deadline: Deadline) -> None:
         self._board.announce(Notice(Standing.waits, sequence, subject))
-        _raise_for_peers(self._board, subject, work.is_completed)
+        _raise_for_peers(self._board, subject, work.is_completed, self._watch)
         if deadline.expired:
             absent = self._board.describe_absence(sequence)
             raise CommunicationError(_expiry(subject, self._board, deadline, absent))
 
 
-def _await_completion(posting: Posting, work: dist.Work, board: Board, deadline: Deadline) -> None:
+def _await_completion(
+    posting: Posting, work: dist.Work, board: Board, deadline: Deadline, watch: Watch
+) -> None:
     if _completes(work, min(POLL_SECONDS, deadline.remaining)):
         return
     subject = str(posting.request)
     board.announce(Notice(Standing.waits, posting.sequence, subject))
     while not _completes(work, min(POLL_SECONDS, deadline.remaining)):
-        _raise_for_peers(board, subject, lambda: _completes(work, LAST_DATA_SECONDS))
+        _raise_for_peers(board, subject, lambda: _completes(work, LAST_DATA_SECONDS), watch)
         if deadline.expired:
             absent = board.describe_absence(posting.sequence)
             raise CommunicationError(_expiry(subject, board, deadline, absent))
@@ -204,13 +221,19 @@ def _completes(work: dist.Work, seconds: float) -> bool:
     return True
 
 
-def _raise_for_peers(board: Board, subject: str, completes_yet: Callable[[], bool]) -> None:
-    """Raise CommunicationError if a peer ended or gave up, unless the operation completes yet."""
-    ended, failures = board.ended(), board.failures()
-    if not (ended or failures) or completes_yet():
+def _raise_for_peers(
+    board: Board, subject: str, completes_yet: Callable[[], bool], watch: Watch
+) -> None:
+    """Raise CommunicationError if a peer ended, gave up or will not come, unless the operation
+    completes yet."""
+    ended, failures, others = board.ended(), board.failures(), watch(board)
+    if not (ended or failures or others) or completes_yet():
         return
-    causes = {rank: f"has ended ({identity})" for rank, identity in ended.items()}
-    causes.update({r: f"gave up: {text}" for r, text in failures.items() if r not in ended})
+    causes = {
+        **others,
+        **{rank: f"gave up: {text}" for rank, text in failures.items()},
+        **{rank: f"has ended ({identity})" for rank, identity in ended.items()},
+    }
     raise CommunicationError(f"{subject}: rank {board.rank} cannot complete it: {_list(causes)}")
 
 

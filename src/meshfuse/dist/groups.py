@@ -12,7 +12,6 @@ program order.
 from __future__ import annotations
 
 import ctypes
-from datetime import timedelta
 from threading import RLock
 from typing import cast, final
 
@@ -22,27 +21,48 @@ from meshfuse.base.errors import CommunicationError, MeshfuseError, Unsupported
 from meshfuse.dist import collectives, deadlines
 from meshfuse.dist.board import Board, Notice, Standing
 from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, Posting
-from meshfuse.dist.deadlines import Deadline, StreamWatch
+from meshfuse.dist.deadlines import Deadline, StreamWatch, Watch
 
-BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+CONTROL = "control"
+"""In place of a device type: what ranks tell one another before they exchange tensors."""
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", CONTROL: "gloo"}
 """Device type -> backend."""
-
-BACKEND_MARGIN_SECONDS = 5.0
-"""A backend's own limit lies this far beyond ours, so that ours speaks first."""
 
 
 @final
 class Group:
     """One team on one backend. Once a collective on it fails, the group is broken and says so."""
 
-    def __init__(self, board: Board, backend: CollectiveBackend) -> None:
+    def __init__(
+        self, board: Board, backend: CollectiveBackend, watch: Watch = deadlines.nobody
+    ) -> None:
+        """`watch` is asked in each long wait for peers that will not come."""
         self.board = board
         self.broken: str | None = None
+        self.watch = watch
         self._backend: CollectiveBackend | None = backend
         self._sequence = 0
         self._outstanding: dict[int, Posting] = {}
         self._lock = RLock()
-        self._watch = StreamWatch(board, self.abandon)
+        self._stream_watch = StreamWatch(board, self.abandon, watch)
+
+    @property
+    def posted(self) -> int:
+        """How many collectives this rank has posted."""
+        return self._sequence
+
+    def announce_next(self, text: str) -> None:
+        """Say, before it is posted, that this rank comes to the group's next collective."""
+        try:
+            self.board.announce(Notice(Standing.waits, self._sequence + 1, text))
+        except RuntimeError as error:
+            raise deadlines.explain(error, text, self._sequence + 1, self.board) from error
+
+    def has_announced(self, rank: int) -> bool:
+        """Whether a peer said that it comes to the collective that this rank posted last."""
+        notice = self.board.read(rank)
+        return notice is not None and notice.sequence >= self._sequence
 
     def post(self, request: CollectiveRequest) -> Posting:
         """Start a collective. All ranks of the team post the same ones in the same order."""
@@ -68,7 +88,7 @@ class Group:
             self._wait_on_stream(posting, deadline)
         else:
             try:
-                deadlines.wait(posting, self.board, deadline)
+                deadlines.wait(posting, self.board, deadline, self.watch)
             except CommunicationError as error:
                 self.abandon(str(error))
                 raise
@@ -83,7 +103,7 @@ class Group:
         try:
             while posting.work is not None:
                 posting.work.wait()
-                self._watch.add(posting, deadline)
+                self._stream_watch.add(posting, deadline)
                 posting.advance()
         except RuntimeError as error:
             raise self._failed(posting.request, posting.sequence, error) from error
@@ -118,7 +138,7 @@ class Group:
 
     def close(self) -> None:
         """Release the backend; the group is not used again."""
-        self._watch.close()
+        self._stream_watch.close()
         with self._lock:
             if self._backend is None:
                 return
@@ -144,17 +164,22 @@ class Group:
 
 
 def form_group(
-    device_type: str, board: Board, store: dist.Store, seconds: float, purpose: object
+    device_type: str,
+    board: Board,
+    store: dist.Store,
+    seconds: float,
+    purpose: object,
+    watch: Watch = deadlines.nobody,
 ) -> Group:
     """Join the board's team; every rank of it must do so. `store` is the new group's own part of
-    the store.
+    the store, `watch` is asked while others have not come.
 
     Raises CommunicationError naming the ranks that have not come after `seconds`, Unsupported
     where torch lacks the backend.
     """
-    deadlines.await_arrival(board, Deadline.after(seconds), purpose)
+    deadlines.await_arrival(board, Deadline.after(seconds), purpose, watch)
     try:
-        return Group(board, _make_backend(device_type, board, store, seconds, purpose))
+        return Group(board, _make_backend(device_type, board, store, seconds, purpose), watch)
     except MeshfuseError:
         raise
     except RuntimeError as error:  # a peer that ended since it arrived
@@ -164,7 +189,7 @@ def form_group(
 def _make_backend(
     device_type: str, board: Board, store: dist.Store, seconds: float, purpose: object
 ) -> CollectiveBackend:
-    limit = timedelta(seconds=seconds + BACKEND_MARGIN_SECONDS)
+    limit = deadlines.backend_limit(seconds)
     position, size = board.team.index(board.rank), len(board.team)
     # torch's type stubs leave out most of what its backends have: hence the casts.
     if BACKENDS[device_type] == "gloo":

@@ -12,12 +12,13 @@ from torch.autograd import profiler
 
 from meshfuse.base.trace import Activity, Trace, Work
 from meshfuse.codegen.source import KernelSource
+from meshfuse.dist.calls import Call
 from meshfuse.dist.communicator import Communicator, Pending
 from meshfuse.dist.random_states import draw_alike
 from meshfuse.host.load import load
 from meshfuse.host.nodes import HostProgram, KernelName
-from meshfuse.host.plan import AwaitWork, Executable, Post
-from meshfuse.host.run import RankProgram, interpret
+from meshfuse.host.plan import AwaitWork, Drawing, Executable, Plan, Post, Slots
+from meshfuse.host.run import RankProgram, run_nothing, run_plan
 from meshfuse.runtime.arguments import Argument
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.executors import ALONE_IDS, ExecutorIds
@@ -97,17 +98,18 @@ class HostIrExecutor:
         communicator: Communicator,
         trace: Trace | None = None,
         given: Mapping[str, int] | None = None,
+        call: Call | None = None,
     ) -> list[torch.Tensor]:
         """The visible outputs for this rank's inputs, which fit what the program expects.
 
-        `given`: global sizes that the caller knows, by symbol.
+        `given`: global sizes that the caller knows, by symbol. `call`: see run_executable.
         `trace` gets a span for each executor. While torch's profiler is on, kernels and collectives
         are ranges of it, under their names. Raises what `interpret` does, and CommunicationError
         naming operation and missing rank.
         """
         trace = _with_marks(trace)
         executable = self.compile(communicator.rank(), trace)
-        return run_executable(executable, inputs, communicator, trace, given)
+        return run_executable(executable, inputs, communicator, trace, given, call)
 
 
 def run_executable(
@@ -116,19 +118,46 @@ def run_executable(
     communicator: Communicator,
     trace: Trace | None = None,
     given: Mapping[str, int] | None = None,
+    call: Call | None = None,
 ) -> list[torch.Tensor]:
-    """As HostIrExecutor.run, of what it has compiled for the communicator's rank."""
-    random = None if executable.drawing is None else RandomState()
-    program = interpret(executable, inputs, _with_marks(trace), given, random=random)
-    if executable.sequence is not None:
-        communicator.agree(executable.sequence)
-    if executable.drawing is not None and random is not None:
-        drawing = executable.drawing  # before anything is posted
-        random.take(draw_alike(communicator, drawing.team, drawing.device, drawing.draws))
+    """As HostIrExecutor.run, of what it has compiled for the communicator's rank.
+
+    `call` is what the communicator counts it as. Calls that meet other ranks come one by one: see
+    Communicator.enter_call.
+    """
+    if executable.is_outside:
+        if executable.drawing is not None:
+            _draw(executable.drawing, communicator)
+        return _drive(run_nothing(executable.program), communicator, 0)
+    plan, slots = executable.start(inputs, given)
+    if not plan.agreements:
+        return _run_started(executable, plan, slots, communicator, trace)
+    log = communicator.enter_call(call, plan.agreements)
+    try:
+        return _run_started(executable, plan, slots, communicator, trace)
+    finally:
+        log.leave()
+
+
+def _run_started(
+    executable: Executable,
+    plan: Plan,
+    slots: Slots,
+    communicator: Communicator,
+    trace: Trace | None,
+) -> list[torch.Tensor]:
+    random = None
+    if executable.drawing is not None:  # before anything is posted
+        random = _draw(executable.drawing, communicator)
+    program = run_plan(executable, plan, slots, _with_marks(trace), random)
     if not executable.evaluates:  # inputs have no grad, and only torch's operations would care
         return _drive(program, communicator, executable.communications)
     with torch.no_grad():
         return _drive(program, communicator, executable.communications)
+
+
+def _draw(drawing: Drawing, communicator: Communicator) -> RandomState:
+    return draw_alike(communicator, drawing.team, drawing.device, drawing.draws)
 
 
 def _with_marks(trace: Trace | None) -> Trace | None:

@@ -20,13 +20,12 @@ from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.trace import Work
-from meshfuse.dist.agreement import CommunicationSequence
+from meshfuse.dist.agreement import Agreement
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.expr import IntExpr, evaluate, free_symbols, is_const
 from meshfuse.expr.generate import compile_expressions
 from meshfuse.facts.sharding import describe
 from meshfuse.host.nodes import (
-    Communicate,
     Covers,
     Demand,
     Divides,
@@ -37,7 +36,7 @@ from meshfuse.host.nodes import (
     NotNegative,
     SizeOf,
 )
-from meshfuse.host.printer import print_node
+from meshfuse.host.sequences import sequences_of
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
 from meshfuse.runtime.arguments import Argument
@@ -114,11 +113,12 @@ class Plan:
     """The steps of an executable, in order, for one set of sizes.
 
     `results` has the global shape of each output, or of the input that it updates; all zeros where
-    a rank cannot know it, as it has no part.
+    a rank cannot know it, as it has no part. `agreements`: on what the ranks meet for.
     """
 
     actions: tuple[Action, ...]
     results: tuple[tuple[int, ...], ...] = ()
+    agreements: tuple[Agreement, ...] = ()
 
 
 @final
@@ -160,8 +160,8 @@ class Executable:
     `is_outside`: the rank is in none of the program's meshes, it holds and does nothing.
     `prologue`: the arithmetic on scalars that sizes depend on. `symbols`: what its sizes name.
     `evaluates`: operations run through torch. `sizes_are_scalars`: sizes depend on the values of
-    scalars, too. `communications`: how many collectives this rank posts; `sequence` are those of
-    all ranks, None for a rank that exchanges nothing with others. `drawing`: of random numbers.
+    scalars, too. `communications`: how many collectives this rank posts; `sequences` are what it
+    must agree on with other ranks. `drawing`: of random numbers.
     """
 
     __slots__ = (
@@ -182,7 +182,7 @@ class Executable:
         "outputs",
         "program",
         "rank",
-        "sequence",
+        "sequences",
         "sizes_are_scalars",
         "steps",
     )
@@ -228,7 +228,8 @@ class Executable:
         self.communications = sum(
             step.traced is not None and step.traced.posts for step in self.steps
         )
-        self.sequence = _sequence_of(program, rank)
+        drawing_team = () if drawing is None else drawing.team
+        self.sequences = sequences_of(program, rank, self._origins, drawing_team)
         self._evaluate = compile_expressions(expressions, self._symbols)
         self._plans: BoundedTable[tuple[object, ...], Plan] = BoundedTable(MOST_PLANS)
 
@@ -310,6 +311,7 @@ class Executable:
                 for step in self.steps
             ),
             _result_shapes(self.program, symbols),
+            tuple(sequence.at(symbols) for sequence in self.sequences),
         )
 
     def _bind_symbols(self, slots: Slots, given: Mapping[str, int]) -> dict[str, int]:
@@ -386,22 +388,6 @@ def _result_shapes(program: HostProgram, symbols: Mapping[str, int]) -> tuple[tu
 
 def _names_only(extents: Iterable[IntExpr], known: Collection[str]) -> bool:
     return all(found.name in known for extent in extents for found in free_symbols(extent))
-
-
-def _sequence_of(program: HostProgram, rank: int) -> CommunicationSequence | None:
-    posts = [node for node in program.body if isinstance(node, Communicate)]
-    moving = [node for node in posts if node.moves]
-    team = {member for node in moving for member in node.ranks}
-    if rank not in team:
-        return None
-    return CommunicationSequence.of(tuple(team), [_agreed_text(program, node) for node in moving])
-
-
-def _agreed_text(program: HostProgram, node: Communicate) -> str:
-    """All that a communication depends on but sizes; the same on every rank."""
-    sides = (program.buffers[node.src].sharding, program.buffers[node.out].sharding)
-    src, out = ("" if side is None else describe(side) for side in sides)
-    return f"{print_node(node)}, from {src} to {out}"
 
 
 def _expressions(

@@ -37,18 +37,19 @@ def interpret(
     Raises what `Executable.start` does, before anything has run.
     """
     if executable.is_outside:
-        return _run_nothing(executable.program)
+        return run_nothing(executable.program)
     plan, slots = executable.start(inputs, given)
-    return _run(executable, plan, slots, trace, random)
+    return run_plan(executable, plan, slots, trace, random)
 
 
-def _run(
+def run_plan(
     executable: Executable,
     plan: Plan,
     slots: Slots,
-    trace: Trace | None,
-    random: RandomState | None,
+    trace: Trace | None = None,
+    random: RandomState | None = None,
 ) -> RankProgram:
+    """As `interpret`, of what `Executable.start` gave."""
     if executable.drawing is not None and random is not None:
         executable.drawing.bind(slots, random)
     if trace is not None:
@@ -92,8 +93,8 @@ def _measure(traced: Traced, slots: Slots, extent: Extent) -> None:
     extent.output_bytes = sum(map(bytes_of, writes))
 
 
-def _run_nothing(program: HostProgram) -> RankProgram:
-    """Give empty tensors in place of the outputs."""
+def run_nothing(program: HostProgram) -> RankProgram:
+    """On a rank outside all meshes: give empty tensors in place of the outputs."""
     shown = (program.buffers[o.buffer] for o in program.outputs if o.alias is None)
     yield from ()
     return [

@@ -1,38 +1,46 @@
-"""Sequences of collectives, compared over a store by threads that stand for ranks."""
+"""Sequences of collectives and their sizes, compared by threads that stand for ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch.distributed as dist
 
-from meshfuse.base.errors import CommunicationError
-from meshfuse.dist.agreement import CommunicationSequence, compare_sequences
-from meshfuse.dist.board import Board, publish_identity
+from meshfuse.base.errors import UserError
+from meshfuse.dist.agreement import CommunicationSequence, check_sizes, find_difference
+from meshfuse.dist.board import Board
 
 # torch.distributed documents its stores but does not declare them as exports:
 # pyright: reportPrivateImportUsage=false
 
 
-def compare(*entries: Sequence[str] | None, seconds: float = 10.0) -> list[str | None]:
-    """What each rank is told: None if all is well. A rank without entries does not come."""
+class Table:
+    """Where threads gather numbers."""
+
+    def __init__(self, ranks: int) -> None:
+        self.said: list[list[int]] = [[] for _ in range(ranks)]
+        self.barrier = Barrier(ranks)
+
+    def gather(self, rank: int, numbers: Sequence[int]) -> list[list[int]]:
+        self.said[rank] = list(numbers)
+        self.barrier.wait(5)
+        found = list(self.said)
+        self.barrier.wait(5)
+        return found
+
+
+def compare(*entries: Sequence[str]) -> list[str | None]:
+    """What each rank is told: None if all is well."""
     store, team = dist.HashStore(), tuple(range(len(entries)))
-    processes = dist.PrefixStore("processes", store)
-    for rank in team:
-        publish_identity(processes, rank)
+    table = Table(len(entries))
 
     def run(rank: int) -> str | None:
-        mine = entries[rank]
-        if mine is None:
-            return None
-        board = Board(rank, team, dist.PrefixStore("board", store), processes)
-        try:
-            compare_sequences(board, CommunicationSequence.of(team, mine), seconds)
-        except CommunicationError as error:
-            return str(error)
-        return None
+        board = Board(rank, team, dist.PrefixStore("board", store), store)
+        mine = CommunicationSequence.of(team, entries[rank]).at({})
+        return find_difference(mine, board, lambda numbers: table.gather(rank, numbers))
 
     with ThreadPoolExecutor(len(team)) as pool:
         return list(pool.map(run, team))
@@ -50,23 +58,39 @@ def test_the_first_entry_that_differs_is_named_on_every_rank() -> None:
     assert "  x on rank 1\n  b on rank 0" in second
 
 
+def test_those_who_agree_are_told_of_the_one_who_does_not() -> None:
+    for told in compare(["a"], ["a"], ["x"]):
+        assert told is not None and "  x on rank 2" in told
+
+
 def test_a_sequence_that_ends_earlier() -> None:
     first, second = compare(["a"], ["a", "b"])
     assert first is not None and "collective 1 is\n  nothing more on rank 0\n  b on rank 1" in first
     assert second is not None and "  b on rank 1\n  nothing more on rank 0" in second
 
 
-def test_a_rank_that_does_not_come_is_named() -> None:
-    told = compare(["a"], None, seconds=0.2)
-    assert told[0] is not None and "rank 1 has not arrived" in told[0]
-
-
-def test_the_digest_tells_apart_team_and_entries() -> None:
+def test_the_digest_tells_apart_team_entries_and_sizes() -> None:
     made = [((0, 1), ["a"]), ((0, 2), ["a"]), ((0, 1), ["b"]), ((0, 1), ["a", "a"])]
-    assert len({CommunicationSequence.of(*parts).digest for parts in made}) == 4
+    digests = {CommunicationSequence.of(*parts).digest for parts in made}
+    digests |= {CommunicationSequence.of((0, 1), ["a"], {name: ""}).digest for name in ("i", "k")}
+    assert len(digests) == 6
     assert CommunicationSequence.of((1, 0), ["a"]) == CommunicationSequence.of((0, 1), ["a"])
 
 
 @pytest.mark.parametrize("entries", [[], ["a"] * 100])
 def test_sequences_of_any_length(entries: list[str]) -> None:
     assert compare(entries, entries) == [None, None]
+
+
+def test_sizes_are_compared_by_name_and_other_ranks_are_told() -> None:
+    symbols = {"i1": "i1, axis 0 of T3", "i0": "i0"}
+    sequence = CommunicationSequence.of((2, 5), ["all_gather"], symbols)
+    mine = sequence.at({"i0": 4, "i1": 6, "i2": 9})
+    assert (mine.sizes, mine.team) == ((4, 6), (2, 5))
+    assert mine.key != sequence.at({"i0": 4, "i1": 8}).key
+    check_sizes(mine, lambda numbers: [list(numbers), [4, 6]])
+    with pytest.raises(
+        UserError,
+        match=r"ranks 2 and 5 disagree on the global size i1, axis 0 of T3: 6 and 8, before all_ga",
+    ):
+        check_sizes(mine, lambda numbers: [list(numbers), [4, 8]])

@@ -1,0 +1,127 @@
+"""Which call of which program this rank is in, and which calls its peers have refused.
+
+A rank that refuses a call, for arguments that do not fit say, has posted nothing, and its groups
+are sound; but its peers may be waiting for it already. So it says so in the store, and those that
+wait in the same call of the same program give up. Where all refuse alike, nobody waits.
+"""
+
+# torch.distributed documents its stores but does not declare them as exports:
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from threading import Lock
+from types import TracebackType
+from typing import final
+
+import torch.distributed as dist
+
+from meshfuse.base.errors import UserError
+from meshfuse.base.frozen import frozen_dataclass
+
+_ANY = "any refused"
+
+
+@final
+@frozen_dataclass
+class Call:
+    """The call of a program of this number, from 1; the program by a text that all ranks have."""
+
+    program: str
+    number: int
+
+    def encode(self) -> str:
+        return f"{self.program} {self.number}"
+
+
+@final
+class CallLog:
+    """The calls of one rank that may communicate, and the part of the store where ranks say what
+    they refused."""
+
+    __slots__ = ("_counts", "_entered", "_refused", "_store", "_turn", "current")
+
+    def __init__(self, rank: int, store: dist.Store) -> None:
+        self.current: Call | None = None
+        self._entered: Call | None = None
+        self._counts: Counter[str] = Counter()
+        self._store = store
+        self._refused = str(rank)
+        self._turn = Lock()
+
+    def count(self, program: str) -> Call:
+        """A call of this program begins."""
+        self._counts[program] += 1
+        return Call(program, self._counts[program])
+
+    def enter(self, call: Call | None) -> None:
+        """The call goes to its collectives; `leave` follows.
+
+        Raises UserError while another thread is in one: ranks would pair their calls at random.
+        """
+        if not self._turn.acquire(blocking=False):
+            raise UserError(
+                "execute: another thread of this rank executes a definition that communicates; "
+                "ranks cannot tell which calls belong together: let one thread make them all, or "
+                "one after the other in the same order on all ranks"
+            )
+        self.current = self._entered = call
+
+    def leave(self) -> None:
+        self.current = None
+        self._turn.release()
+
+    def refuse(self, call: Call, error: BaseException) -> None:
+        """Tell the peers that this rank does not come to the collectives of a call, which ended
+        with `error`. Not of one that has entered: its peers learn in other ways."""
+        if call is self._entered:
+            return
+        reason = f"{type(error).__name__}: {error}"
+        try:
+            self._store.set(self._refused, f"{call.encode()} {reason}")
+            self._store.set(_ANY, "yes")
+        except RuntimeError:
+            return  # The store is gone, and with it the process that every peer waits for.
+
+    def refusals(self, peers: Iterable[int]) -> dict[int, str]:
+        """Peers that refused the call that this rank is in, and why. One look at the store while
+        nobody has refused anything."""
+        call = self.current
+        if call is None or not self._store.check([_ANY]):
+            return {}
+        found: dict[int, str] = {}
+        for rank in peers:
+            text = self._store.get(str(rank)).decode() if self._store.check([str(rank)]) else ""
+            if text.startswith(f"{call.encode()} "):
+                reason = text.removeprefix(f"{call.encode()} ")
+                found[rank] = f"did not come, as its call was refused: {reason}"
+        return found
+
+
+@final
+class CallScope:
+    """A call from its begin to its end, with the log of a rank that has peers; else None."""
+
+    __slots__ = ("_call", "_log")
+
+    def __init__(self, log: CallLog | None, call: Call | None) -> None:
+        self._log = log
+        self._call = call
+
+    def __enter__(self) -> Call | None:
+        return self._call
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and self._log is not None and self._call is not None:
+            self._log.refuse(self._call, error)
+
+
+ALONE_IN_CALL = CallScope(None, None)
+"""That of a call that no other rank makes."""

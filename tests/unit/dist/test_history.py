@@ -1,0 +1,55 @@
+"""Which calls ranks expect, and so do not compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from meshfuse.dist.history import MOST_CONTEXTS, CallHistory
+
+
+def compared(history: CallHistory, calls: Iterable[str]) -> int:
+    """How many of the calls were not expected; each is made."""
+    count = 0
+    for call in calls:
+        count += not history.expects((call,))
+        history.note((call,))
+    return count
+
+
+def test_a_call_like_the_last_is_expected() -> None:
+    assert compared(CallHistory(), "a" * 50) == 1
+
+
+def test_calls_in_turn_are_expected_once_they_have_come_round() -> None:
+    history = CallHistory()
+    assert compared(history, "abc" * 3) > 0
+    assert compared(history, "abc" * 50) == 0
+
+
+def test_a_layer_that_repeats_gives_way_where_it_did() -> None:
+    history = CallHistory()
+    step = "e" + "l" * 12 + "h" + "b" * 12
+    assert compared(history, step * 3) < 12
+    assert compared(history, step * 50) == 0
+
+
+def test_whatever_leaves_the_course_is_compared() -> None:
+    history = CallHistory()
+    compared(history, "ab" * 10)
+    for other in "bcd":
+        assert not history.expects((other,))
+    assert history.expects(("a",))
+
+
+def test_the_latest_successor_counts() -> None:
+    history = CallHistory()
+    compared(history, "ab" * 5)
+    assert compared(history, "c") == 1
+    assert compared(history, "ab" * 5) > 0
+    assert compared(history, "ab") == 0
+
+
+def test_calls_that_never_repeat_are_all_compared_and_take_bounded_memory() -> None:
+    history, calls = CallHistory(), [str(number) for number in range(2 * MOST_CONTEXTS)]
+    assert compared(history, calls) == len(calls)
+    assert len(history._next) == MOST_CONTEXTS
