@@ -69,7 +69,7 @@ def _translate(program: Program, key: CacheKey, kernels: bool) -> Compilation:
     if not key.scheduler:
         return compile(program, key.signature, kernels=kernels, options=key.options)
     if key.scheduler == USER:
-        return compile_scheduled(program, key.signature, kernels=kernels)
+        return compile_scheduled(program, key.signature, kernels=kernels, options=key.options)
     return compile_segment(
         program, key.scheduler, key.signature, kernels=kernels, options=key.options
     )

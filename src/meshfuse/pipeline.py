@@ -97,8 +97,7 @@ def outline_program(program: Program) -> Compilation:
         for part in segmented.segments
         if executor_class(part.scheduler) is KernelExecutor
     }
-    host = lower_to_host(segmented, kernels)
-    verify_host_program(host)
+    host = _verified(lower_to_host(segmented, kernels), NO_OPTIONS)
     return Compilation(host, {}, segmented, notes, {})
 
 
@@ -136,11 +135,16 @@ def _compile_segments(
         loops[KernelName(part.name)] = scheduled
         lowered[part.name] = kernel
         sources[KernelName(part.name)] = print_cpp(kernel.kernel)
-    host = lower_to_host(segmented, lowered, options)
+    host = _verified(lower_to_host(segmented, lowered, options), options)
+    return Compilation(host, sources, segmented, notes, loops)
+
+
+def _verified(host: HostProgram, options: Options) -> HostProgram:
+    """The program itself. Raises InvariantError for one that no stage may make."""
     verify_host_program(host)
     if options.is_enabled("check_host_program"):
         require_sound(host)
-    return Compilation(host, sources, segmented, notes, loops)
+    return host
 
 
 def prepare_for_schedule(program: Program) -> Program:
@@ -149,7 +153,11 @@ def prepare_for_schedule(program: Program) -> Program:
 
 
 def compile_scheduled(
-    program: Program, signature: Signature, *, kernels: bool = True
+    program: Program,
+    signature: Signature,
+    *,
+    kernels: bool = True,
+    options: Options = NO_OPTIONS,
 ) -> Compilation:
     """Compile a program as one kernel, by the schedule that its user wrote.
 
@@ -166,10 +174,10 @@ def compile_scheduled(
     segmented = SegmentedProgram(program, (part,))
     if not kernels:
         notes = (_op_by_op(part, "there is no compiler for this device"),)
-        return Compilation(lower_to_host(segmented, {}), {}, segmented, notes, {})
+        host = _verified(lower_to_host(segmented, {}), options)
+        return Compilation(host, {}, segmented, notes, {})
     lowered = lower_scheduled(program, part.name, signature)
-    host = lower_to_host(segmented, {part.name: lowered})
-    verify_host_program(host)
+    host = _verified(lower_to_host(segmented, {part.name: lowered}), options)
     name = KernelName(part.name)
     return Compilation(host, {name: print_cpp(lowered.kernel)}, segmented, (), {name: program})
 

@@ -113,7 +113,7 @@ def _partners(
         for team in teams:
             kinds = {standings[member] for member in team if member in found}
             for member in team:
-                if standings[member] not in kinds:
+                if member in standings and standings[member] not in kinds:
                     kinds.add(standings[member])
                     found[member] = None
     return tuple(rank for rank in found if rank not in looked_at)

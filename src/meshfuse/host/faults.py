@@ -7,7 +7,7 @@ from enum import Enum
 from typing import final
 
 from meshfuse.base.frozen import frozen_dataclass
-from meshfuse.host.nodes import Evaluate, Node
+from meshfuse.host.nodes import Communicate, Evaluate, Node
 from meshfuse.host.printer import print_node
 from meshfuse.ir.axes import ScalarName, TensorName
 
@@ -77,6 +77,8 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def node_text(node: Node) -> str:
     """A node on one line, cut short: of an evaluation its expressions."""
+    if isinstance(node, Communicate):
+        return f"{node.collective.value} number {node.number} of {node.src} into {node.out}"
     lines = [line.strip() for line in print_node(node).splitlines()]
     text = "; ".join(lines[1:-1]) if isinstance(node, Evaluate) and len(lines) > 2 else lines[0]
     return text if len(text) <= _LONGEST_NODE else f"{text[: _LONGEST_NODE - 3]}..."

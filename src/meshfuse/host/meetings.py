@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import cast, final
 
 from meshfuse.base.frozen import frozen_dataclass
-from meshfuse.facts.sharding import Sharding, describe, owners_of
+from meshfuse.facts.sharding import Sharding, describe, describe_axes, owners_of
 from meshfuse.host.faults import Fault, FaultKind, node_text, ranks_text
 from meshfuse.host.nodes import Collective, Communicate, HostProgram
 from meshfuse.host.presence import takes_part
@@ -146,8 +146,8 @@ def _wrong_movement(
     if (before, after) in _CUTS[node.collective] and _alike(source, result, node.mesh_axis):
         return None
     return (
-        f"along {node.mesh_axis}, {node.src} is {describe(source)} and {node.out} is "
-        f"{describe(result)}"
+        f"{describe_axes(source)} does not become {describe_axes(result)} on {node.mesh} by "
+        f"{node.collective.value} along {node.mesh_axis}"
     )
 
 
@@ -286,8 +286,9 @@ def _check_circles(posts: Mapping[int, Sequence[Meeting]], settled: set[Team], t
     for rank, meetings in posts.items():
         moving = [m for m in meetings if len(m.team) > 1 and m.team in settled]
         for meeting, following in pairwise(moving):
-            edges = later.setdefault((meeting.team, meeting.number), {})
-            edges.setdefault((following.team, following.number), (rank, meeting))
+            before, after = (meeting.team, meeting.number), (following.team, following.number)
+            if before != after:  # a number that stands twice
+                later.setdefault(before, {}).setdefault(after, (rank, meeting))
     circle = _find_circle(later)
     if not circle:
         return
