@@ -20,6 +20,7 @@ PAGES = (
     "ARCHITECTURE.md",
     "docs/dtensor.md",
     "docs/errors.md",
+    "docs/host_program.md",
     "docs/sharding.md",
 )
 PROSE = (*PAGES, "CONTRIBUTING.md", "benchmarks/README.md")
