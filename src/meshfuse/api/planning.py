@@ -9,10 +9,11 @@ from typing import cast
 import torch
 
 from meshfuse.api.definition import FusionDefinition
+from meshfuse.api.known_sizes import bind_sizes
 from meshfuse.api.mesh_plan import MeshPlan, PlannedCommunication
-from meshfuse.api.nominal_sizes import bind_sizes, nominal_size
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.expr import IntExpr, free_symbols
+from meshfuse.facts.nominal import nominal_size
 from meshfuse.host.memory_use import memory_use
 from meshfuse.host.nodes import HostProgram
 from meshfuse.host.printer import print_host_program
@@ -21,7 +22,6 @@ from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import DeviceMesh
 from meshfuse.ir.program import Program
 from meshfuse.pipeline import outline_program
-from meshfuse.segment.boundaries import NOMINAL_SIZE
 
 BETWEEN_MESHES = "between meshes"
 """The link class of what goes from one mesh to another."""
@@ -104,7 +104,7 @@ def _nominal_sizes(host: HostProgram, known: Mapping[str, int]) -> dict[str, int
     }
     given = {*known, *(coordinate.symbol for coordinate in host.coordinates)}
     found = {symbol.name: symbol for extent in extents for symbol in free_symbols(extent)}
-    return {name: nominal_size(found[name], NOMINAL_SIZE) for name in sorted(found.keys() - given)}
+    return {name: nominal_size(found[name]) for name in sorted(found.keys() - given)}
 
 
 # Ranks.

@@ -9,7 +9,7 @@ import torch
 
 from meshfuse.api.drawing import MOST_PIECES, Picture, draw_text
 from meshfuse.api.drawing_svg import draw_svg
-from meshfuse.api.nominal_sizes import bind_sizes, nominal_size
+from meshfuse.api.known_sizes import bind_sizes
 from meshfuse.api.tensor_view import TensorView
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.base.frozen import frozen_dataclass
@@ -18,6 +18,7 @@ from meshfuse.dist.shard import number_digits
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.expr import evaluate, free_symbols
 from meshfuse.facts.digits import Sharding
+from meshfuse.facts.nominal import nominal_size
 from meshfuse.facts.ownership import ownership_of
 from meshfuse.facts.sharding import describe, sharding_of
 

@@ -1,7 +1,8 @@
 """How many elements communications bring: always to the rank that receives most.
 
-Counts are of numbers: symbolic sizes are taken as NOMINAL_SIZE, so that they depend on the program
-alone. Where blocks are even no rank is visited: what parts have in common follows axis by axis.
+Counts are of numbers: symbolic sizes are taken as DIVISIBLE_SIZE, so that they depend on the
+program alone. Where blocks are even no rank is visited: what parts have in common follows axis by
+axis.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from itertools import pairwise, product
 from typing import Final, final
 
 from meshfuse.base.frozen import frozen_dataclass
-from meshfuse.expr import IntExpr, const, const_value, evaluate, free_symbols
+from meshfuse.expr import IntExpr, const
 from meshfuse.facts.digits import Digit, Digits, Sharding
 from meshfuse.facts.holdings import Runs, held, rank_coordinates, run_length, runs_in_both
+from meshfuse.facts.nominal import nominal_value
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
-NOMINAL_SIZE: Final = 15360
+DIVISIBLE_SIZE: Final = 15360
 """The size taken for one that is not known: 1024 * 15, so that most meshes divide it."""
 
 _MOST_PLACES: Final = 2048
@@ -29,10 +31,7 @@ _Radices = tuple[tuple[int, ParallelType | None], ...]
 
 def nominal(extent: IntExpr) -> int:
     """The value of a size where each that is not known is the nominal one."""
-    value = const_value(extent)
-    if value is not None:
-        return value
-    return evaluate(extent, {found.name: NOMINAL_SIZE for found in free_symbols(extent)})
+    return nominal_value(extent, DIVISIBLE_SIZE)
 
 
 def largest_part(axes: Sequence[Digits], sizes: Sequence[int]) -> int:

@@ -10,6 +10,7 @@ from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.trace import Note
 from meshfuse.expr import IntExpr, const
 from meshfuse.facts.facts import Facts, facts_of, output_names
+from meshfuse.facts.nominal import nominal_value
 from meshfuse.facts.sharding import Sharding, axis_sharded_on, sharding_of
 from meshfuse.ir.axes import AxisKind, TensorName
 from meshfuse.ir.comm import AllReduce, ReduceScatter
@@ -19,7 +20,7 @@ from meshfuse.ir.printer import print_expr
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import Name, fresh_axes, map_names, with_exprs, without_unnamed
 from meshfuse.passes.apply_sharding import place_tensor
-from meshfuse.passes.sites import nominal, received_bytes
+from meshfuse.passes.sites import received_bytes
 from meshfuse.passes.terms_carried import term_operands
 
 STAGE = "defer_reductions"
@@ -68,7 +69,7 @@ class _Deferral:
 
     @property
     def saved(self) -> int:
-        return nominal(self.before) - nominal(self.after)
+        return nominal_value(self.before) - nominal_value(self.after)
 
 
 def _best_deferral(program: Program, facts: Facts, reduce: Reduce) -> _Deferral | None:

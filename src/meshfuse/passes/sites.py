@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, final
+from typing import final
 
 from meshfuse.base.dtypes import ITEM_BYTES
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
-from meshfuse.expr import IntExpr, add, const, evaluate, free_symbols
-from meshfuse.expr.nodes import Symbol
+from meshfuse.expr import IntExpr, add, const
 from meshfuse.facts.facts import tensor_outputs
+from meshfuse.facts.nominal import nominal_value
 from meshfuse.facts.redistribute import Move, plan
 from meshfuse.facts.refusal import Refusal
 from meshfuse.facts.reshape import digits_after_reshape
@@ -36,9 +36,6 @@ from meshfuse.passes.placement import (
     reshape_placement,
 )
 from meshfuse.passes.sharding_rules import carried_axes, sharding_rule
-
-NOMINAL_SIZE: Final = 1024
-"""What a size that is not known yet counts as when bytes are compared."""
 
 
 @final
@@ -204,7 +201,7 @@ def bytes_between(
 
 def moved_bytes(program: Program, tensor: TensorName, moves: Sequence[Move]) -> int:
     """Nominal bytes that a rank receives in all of `moves`."""
-    elements = sum(nominal(move.elements) for move in moves)
+    elements = sum(nominal_value(move.elements) for move in moves)
     return elements * ITEM_BYTES[program.tensor(tensor).dtype]
 
 
@@ -215,16 +212,3 @@ def received_bytes(program: Program, tensor: TensorName, have: Sharding, want: S
         raise InvariantError(f"{tensor}: {moves.reason}")
     elements = add(const(0), *(move.elements for move in moves))
     return elements * ITEM_BYTES[program.tensor(tensor).dtype]
-
-
-def nominal(size: IntExpr) -> int:
-    """`size` with every symbol at its nominal value, so that programs compare before they run."""
-    return evaluate(size, {found.name: _nominal_value(found) for found in free_symbols(size)})
-
-
-def _nominal_value(size: Symbol) -> int:
-    """The largest multiple of the divisor up to `NOMINAL_SIZE`, within bounds."""
-    step = max(size.divisor, 1)
-    value = max(NOMINAL_SIZE // step * step, step)
-    low = value if size.low is None else max(value, size.low)
-    return low if size.high is None else min(low, size.high)

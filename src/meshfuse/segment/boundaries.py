@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from itertools import pairwise
 
-from meshfuse.expr import IntExpr, Symbol, evaluate, free_symbols
 from meshfuse.facts.facts import Facts, tensor_operands, tensor_outputs
-from meshfuse.facts.layout import local_bytes
+from meshfuse.facts.nominal import nominal_bytes
 from meshfuse.facts.views import views_of_inputs
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.comm import Communication
@@ -15,9 +14,6 @@ from meshfuse.ir.mesh import DeviceMesh
 from meshfuse.ir.ops import Expr, LibraryExpr
 from meshfuse.ir.program import Program
 from meshfuse.segment.merge import Edge
-
-NOMINAL_SIZE = 1024
-"""What an unknown size counts as: segments are a function of the program alone (law 9)."""
 
 
 def standing_alone(program: Program) -> frozenset[int]:
@@ -86,19 +82,3 @@ def _pairs(definition: Expr | None, readers: list[Expr]) -> Iterator[tuple[Expr,
         for reader in readers:
             yield definition, reader
     yield from pairwise(readers)
-
-
-def nominal_bytes(program: Program, tensor: TensorName) -> int:
-    """Local bytes of a tensor, unknown sizes taken as NOMINAL_SIZE or the nearest allowed."""
-    size = local_bytes(program, tensor)
-    return evaluate(size, _nominal_sizes(size))
-
-
-def _nominal_sizes(size: IntExpr) -> Mapping[str, int]:
-    return {found.name: _nominal(found) for found in free_symbols(size)}
-
-
-def _nominal(size: Symbol) -> int:
-    value = -(-NOMINAL_SIZE // size.multiple) * size.multiple
-    value = value if size.low is None else max(value, size.low)
-    return value if size.high is None else min(value, size.high)

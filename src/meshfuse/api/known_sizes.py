@@ -1,4 +1,4 @@
-"""Numbers for the symbols of extents, where no tensor is at hand to give them."""
+"""Numbers that users give for the symbols of extents."""
 
 from __future__ import annotations
 
@@ -42,10 +42,3 @@ def _read_shape(call: str, extents: Sequence[IntExpr], shape: object) -> tuple[i
     if len(sizes) != len(extents):
         raise UserError(f"{call}: takes {len(extents)} sizes, got {len(sizes)}")
     return tuple(sizes)
-
-
-def nominal_size(symbol: Symbol, wanted: int) -> int:
-    """`wanted`, or the nearest value above that the symbol can have; else the largest below."""
-    value = -(-wanted // symbol.multiple) * symbol.multiple
-    value = value if symbol.low is None else max(value, symbol.low)
-    return value if symbol.high is None else min(value, symbol.high)
