@@ -41,18 +41,30 @@ class CallLog:
     """The calls of one rank that may communicate, and the part of the store where ranks say what
     they refused."""
 
-    __slots__ = ("_counts", "_entered", "_refused", "_store", "_turn", "current")
+    __slots__ = (
+        "_counts",
+        "_entered",
+        "_has_refused",
+        "_refused",
+        "_store",
+        "_turn",
+        "current",
+    )
 
     def __init__(self, rank: int, store: dist.Store) -> None:
         self.current: Call | None = None
         self._entered: Call | None = None
+        self._has_refused = False
         self._counts: Counter[str] = Counter()
         self._store = store
         self._refused = str(rank)
         self._turn = Lock()
 
     def count(self, program: str) -> Call:
-        """A call of this program begins."""
+        """A call of this program begins; what was refused may have been mended."""
+        if self._has_refused:
+            self._has_refused = False
+            self._store.set(self._refused, "")
         self._counts[program] += 1
         return Call(program, self._counts[program])
 
@@ -78,6 +90,7 @@ class CallLog:
         with `error`. Not of one that has entered: its peers learn in other ways."""
         if call is self._entered:
             return
+        self._has_refused = True
         reason = f"{type(error).__name__}: {error}"
         try:
             self._store.set(self._refused, f"{call.encode()} {reason}")
