@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from meshfuse.facts.sharding import Digit, Sharding
 from meshfuse.host.check import check_host_program, check_ranks
 from meshfuse.host.faults import Fault, FaultKind
 from meshfuse.host.nodes import (
@@ -257,6 +258,17 @@ def update_dropped(program: HostProgram) -> Iterator[Planted]:
             yield Planted(kind, _with(program, body), node.into)
 
 
+def update_placed_elsewhere(program: HostProgram) -> Iterator[Planted]:
+    for output in program.outputs:
+        if output.alias is not None and program.buffers[output.alias].sharding is not None:
+            buffer = program.buffers[output.buffer]
+            elsewhere = Sharding(make_mesh([0]), tuple((Digit(n),) for n in buffer.extents))
+            spoilt = replace(buffer, sharding=elsewhere)
+            buffers = {**program.buffers, output.buffer: spoilt}
+            kind = FaultKind.update_misplaced
+            yield Planted(kind, replace(program, buffers=buffers), output.alias)
+
+
 def viewed_memory_overwritten(program: HostProgram) -> Iterator[Planted]:
     for place, node in enumerate(program.body):
         for view, source in views_made(node):
@@ -406,6 +418,7 @@ PLANTERS: Mapping[str, Planter] = {
         written_in_flight,
         kernel_dropped,
         update_dropped,
+        update_placed_elsewhere,
         viewed_memory_overwritten,
         rank_skips_a_post,
         rank_swaps_two_posts,

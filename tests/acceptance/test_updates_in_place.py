@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from kernel_paths import PATHS
-from meshfuse import FusionDefinition, ParallelType, TensorView
+from meshfuse import DistributedTensor, FusionDefinition, ParallelType, TensorView
+from meshfuse.dist.shard import shard_tensor
 from meshfuse.multidevice import DeviceMesh, simulate
+from sharded_runs import Cuts, X, mesh_of, place
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "contiguous": torch.clone,
@@ -109,3 +111,37 @@ def test_a_view_is_sent_before_its_input_is_updated() -> None:
     assert [step.collective.value for step in fd.fec.communications()] == ["all_gather"]
     for [gathered], [updated] in zip(results, results.inputs, strict=True):
         assert torch.equal(gathered, data) and torch.equal(updated, -data)
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
+@pytest.mark.parametrize("theirs", [{}, {0: X}, {1: X}])
+@pytest.mark.parametrize("ours", [{}, {0: X}, {1: X}])
+def test_updates_go_where_the_input_lies(ours: Cuts, theirs: Cuts, mesh: tuple[int, ...]) -> None:
+    """One result, placed otherwise, updates two inputs and is returned as it is placed."""
+    data = [integers(5, 4), integers(5, 4)]
+    with FusionDefinition() as fd:
+        x, y = (fd.define_tensor([5, 4], contiguity=True) for _ in data)
+        z = fd.ops.add(x, y)
+        fd.add_output(z, x)
+        fd.add_output(z, y)
+        fd.add_output(z)
+        place(mesh_of(4), ours, x)
+        place(mesh_of(4), {0: X}, y)
+        place(mesh_of(*mesh), theirs, z)
+    total = data[0] + data[1]
+    results = simulate(fd, data)
+    for rank, ([returned], [first, second]) in enumerate(zip(results, results.inputs, strict=True)):
+        assert isinstance(returned, DistributedTensor)
+        if rank in returned.mesh.ids:
+            assert torch.equal(returned.local, shard_tensor(total, returned.sharding, rank))
+        assert torch.equal(first, block_of_four(total, next(iter(ours), None), rank))
+        assert torch.equal(second, block_of_four(total, 0, rank))
+
+
+def block_of_four(whole: torch.Tensor, axis: int | None, rank: int) -> torch.Tensor:
+    """The last blocks are shorter or empty."""
+    if axis is None:
+        return whole
+    length = -(-whole.shape[axis] // 4)
+    indices = torch.arange(whole.shape[axis])
+    return whole.index_select(axis, indices[indices // length == rank])

@@ -14,6 +14,7 @@ from meshfuse.host.meetings import (
     Meeting,
     check_meetings,
     check_movements,
+    check_updates,
     meetings_of,
     requests_of,
 )
@@ -77,6 +78,7 @@ def _check(
         requests = requests_of(program)
         shown = sorted(member for rank in ranks for member in looked_at.get(rank, ()))
         check_movements(program, requests, shown, faults.append)
+        check_updates(program, shown, faults.append)
         posts.update({rank: tuple(meetings_of(program, requests, rank)) for rank in ranks})
     for rank, alike in looked_at.items():
         check_memory(programs[rank], rank, _about(alike, faults))

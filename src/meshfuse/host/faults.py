@@ -36,6 +36,7 @@ class FaultKind(Enum):
 
     output_missing = "output missing"
     output_unwritten = "output unwritten"
+    update_misplaced = "update misplaced"
 
     wrong_team = "wrong team"
     missing_post = "missing post"

@@ -178,6 +178,20 @@ def _alike(source: Sharding, result: Sharding, mesh_axis: ParallelType) -> bool:
     return others(source, source.mesh) == others(result, result.mesh)
 
 
+def check_updates(program: HostProgram, ranks: Sequence[int], tell: Tell) -> None:
+    """Each part of an input is written from the same part of what updates it."""
+    for output in program.outputs:
+        if output.alias is None:
+            continue
+        have, want = (program.buffers[name] for name in (output.buffer, output.alias))
+        if have.sharding != want.sharding and have.mesh is not None and want.mesh is not None:
+            why = (
+                f"{output.buffer} updates {output.alias}, but one is {_shown(have.sharding)} and "
+                f"the other {_shown(want.sharding)}"
+            )
+            tell(Fault(FaultKind.update_misplaced, None, tuple(ranks), output.alias, why))
+
+
 # Whether they meet.
 
 

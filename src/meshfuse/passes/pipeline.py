@@ -15,6 +15,7 @@ from meshfuse.passes.forget_loops import forget_loops
 from meshfuse.passes.join_reductions import join_reductions
 from meshfuse.passes.mark_aliases import mark_aliases
 from meshfuse.passes.order_sharded_axes import order_sharded_axes
+from meshfuse.passes.place_updates import place_updates
 from meshfuse.passes.propagate_sharding import propagate_sharding
 
 Pass = Callable[[Program], tuple[Program, tuple[Note, ...]]]
@@ -27,6 +28,7 @@ PRESEGMENTATION: tuple[Pass, ...] = (
     fold_casts,
     remove_unread,
     propagate_sharding,
+    place_updates,
     decompose_resharding,
     mark_aliases,
     order_sharded_axes,

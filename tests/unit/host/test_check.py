@@ -161,7 +161,7 @@ def test_nothing_else_is_reported(planter: str) -> None:
 
 def test_a_fault_is_one_line(golden: GoldenCheck) -> None:
     """The first place of each planter in these programs."""
-    chosen = ("two_axes", "two_meshes", "rows_to_columns", "mlp_op_by_op", "in_place_op_by_op")
+    chosen = ("two_axes", "sent_and_updated", "two_meshes", "rows_to_columns", "mlp_op_by_op")
     lines: list[str] = []
     for name, plant in PLANTERS.items():
         spoilt = (planted for key in chosen for planted in plant(programs()[key]))
