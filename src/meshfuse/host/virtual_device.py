@@ -243,7 +243,7 @@ class VirtualDevice:
             self._tell(FaultKind.read_before_wait, name, why, write.number)
         elif 0 < held.writes < held.memory.writes:
             others = ", ".join(sorted(held.memory.names - {name}))
-            why = f"{name} is a view of what has been overwritten since, through one of {others}"
+            why = f"{name} shows the memory of {others}, which has been overwritten since"
             self._tell(FaultKind.overwritten_read, name, why)
 
     def _check_write(self, name: Name, memory: _Memory, kind: FaultKind, verb: str) -> None:
