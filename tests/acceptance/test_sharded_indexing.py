@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 
 from meshfuse import DataType, DistributedTensor, FusionDefinition, ParallelType, TensorView
-from meshfuse.expr import const_value
 from meshfuse.multidevice import DeviceMesh, simulate
+from sharded_runs import own_part
 
 X, Y = ParallelType.mesh_x, ParallelType.mesh_y
 RANKS = [1, 2, 3, 4]
@@ -85,21 +85,6 @@ def check(
             assert isinstance(part, DistributedTensor)
             assert torch.equal(part.local, own_part(part, want, rank)), rank
     return axes, [step.collective.value for step in fd.fec.communications()]
-
-
-def own_part(part: DistributedTensor, value: torch.Tensor, rank: int) -> torch.Tensor:
-    """What `rank` must hold, listed index by index."""
-    mesh = part.mesh
-    for axis, digits in enumerate(part.sharding.axes):
-        indices = torch.arange(value.shape[axis])
-        sizes = [const_value(digit.extent) or 0 for digit in digits]
-        for place, (size, digit) in enumerate(zip(sizes, digits, strict=True)):
-            if digit.owner is not None:
-                below = math.prod(sizes[place + 1 :])
-                mine = mesh.coordinate(rank, digit.owner)
-                indices = indices[indices // below % size == mine]
-        value = value.index_select(axis, indices)
-    return value
 
 
 # Indices along the sharded axis: each rank takes what it holds, the rest is 0, and terms are added.

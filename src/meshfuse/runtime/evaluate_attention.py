@@ -15,7 +15,7 @@ from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.ops_attention import Attention, SdpfaBwd, SdpfaFwd
 from meshfuse.runtime.evaluate_ops import Environment, Value, evaluate
-from meshfuse.runtime.evaluate_random import scalar_value, state_of, whole_sizes
+from meshfuse.runtime.evaluate_random import state_of
 from meshfuse.runtime.random import RandomState, random_numbers
 
 _ATEN: Any = torch.ops.aten
@@ -110,17 +110,17 @@ def _own_parts(
 
 
 def _causal(expr: Attention, env: Environment) -> bool:
-    return bool(scalar_value(expr.is_causal, env))
+    return bool(env.scalar(expr.is_causal))
 
 
 def _scale(expr: Attention, query: torch.Tensor, env: Environment) -> float:
     if expr.scale is not None:
-        return float(scalar_value(expr.scale, env))
+        return float(env.scalar(expr.scale))
     return 1.0 / math.sqrt(max(query.shape[-1], 1))
 
 
 def _dropout(expr: Attention, env: Environment) -> float:
-    dropout_p = float(scalar_value(expr.dropout_p, env))
+    dropout_p = float(env.scalar(expr.dropout_p))
     if not 0.0 <= dropout_p < 1.0:
         function = "sdpfa_fwd" if isinstance(expr, SdpfaFwd) else "sdpfa_bwd"
         raise UserError(f"{function} {expr.outs[0]}: dropout_p must lie in [0, 1), got {dropout_p}")
@@ -134,7 +134,7 @@ def _kept(
 
     `out` has the batch axes, heads and queries; `keys` is how many keys there are.
     """
-    *rows, _ = whole_sizes(out, env)
+    *rows, _ = env.whole_sizes(out)
     held = [env.held(out, axis) for axis in range(len(rows) - 1)]
     sizes, runs = [*rows, keys], [*held, None, None]
     numbers = random_numbers("uniform", sizes, runs, state, torch.float32, env.device)

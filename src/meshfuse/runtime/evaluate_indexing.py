@@ -13,15 +13,12 @@ import torch
 from meshfuse.base.dtypes import Scalar
 from meshfuse.base.errors import UserError
 from meshfuse.expr import evaluate as evaluate_int
-from meshfuse.expr.nodes import IntExpr
 from meshfuse.ir.axes import TensorName
-from meshfuse.ir.ops import Literal
 from meshfuse.ir.ops_indexing import (
     Cat,
     IndexSelect,
     Iota,
     Pad,
-    ScalarOperand,
     Scan,
     Slice,
     TakeAlongAxis,
@@ -29,16 +26,6 @@ from meshfuse.ir.ops_indexing import (
 )
 from meshfuse.runtime.evaluate_ops import Environment, Value, evaluate
 from meshfuse.runtime.torch_types import to_torch_dtype
-
-
-def _scalar(operand: ScalarOperand, env: Environment) -> Scalar:
-    match operand:
-        case Literal():
-            return operand.value
-        case IntExpr():
-            return evaluate_int(operand, env.sizes)
-        case name:
-            return env.scalar(name)
 
 
 def _indices(runs: Sequence[range], device: torch.device) -> torch.Tensor:
@@ -56,19 +43,13 @@ def _own_part(whole: torch.Tensor, out: TensorName, axis: int, env: Environment)
 # Placing.
 
 
-def _global_size(name: TensorName, axis: int, env: Environment) -> int:
-    placed = env.placed.get(name)
-    extents = env.shapes[name] if placed is None else placed.extents
-    return evaluate_int(extents[axis], env.sizes)
-
-
 @evaluate.register
 def _(expr: Slice, env: Environment) -> tuple[Value, ...]:
     result = env.tensor(expr.src)
     for axis, start in enumerate(expr.starts):
         if env.held(expr.src, axis) is not None:
             continue  # ranks share only what stays as it was
-        first, size = evaluate_int(start, env.sizes), _global_size(expr.out, axis, env)
+        first, size = evaluate_int(start, env.sizes), env.whole_sizes(expr.out)[axis]
         if first < 0 or first + size > result.shape[axis]:
             raise UserError(
                 f"slice {expr.out} of {expr.src}: [{first}, {first + size}) lies beyond axis "
@@ -81,11 +62,11 @@ def _(expr: Slice, env: Environment) -> tuple[Value, ...]:
 @evaluate.register
 def _(expr: Pad, env: Environment) -> tuple[Value, ...]:
     result = env.tensor(expr.src)
-    value = _scalar(expr.value, env)
+    value = env.scalar(expr.value)
     for axis, shift in enumerate(expr.before):
         if env.held(expr.src, axis) is not None:
             continue
-        before, size = evaluate_int(shift, env.sizes), _global_size(expr.out, axis, env)
+        before, size = evaluate_int(shift, env.sizes), env.whole_sizes(expr.out)[axis]
         padded = _pad_axis(result, axis, before, size, value)
         result = _own_part(padded, expr.out, axis, env)
     return (result.clone(memory_format=torch.contiguous_format),)
@@ -117,9 +98,9 @@ def _(expr: Iota, env: Environment) -> tuple[Value, ...]:
     dtype = to_torch_dtype(env.dtypes[expr.out])
     exact = torch.float64 if dtype.is_floating_point else torch.int64
     runs = env.held(expr.out, 0)
-    runs = (range(_global_size(expr.out, 0, env)),) if runs is None else runs
+    runs = (range(env.whole_sizes(expr.out)[0]),) if runs is None else runs
     steps = _indices(runs, env.device).to(exact)
-    start, step = _scalar(expr.start, env), _scalar(expr.step, env)
+    start, step = env.scalar(expr.start), env.scalar(expr.step)
     return ((steps * step + start).to(dtype),)
 
 

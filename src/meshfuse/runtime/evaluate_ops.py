@@ -117,11 +117,24 @@ class Environment:
             raise InvariantError(f"{name} is no tensor but the scalar {value!r}")
         return value
 
-    def scalar(self, name: ScalarName) -> Scalar:
-        value = self.values[name]
+    def scalar(self, operand: Operand) -> Scalar:
+        """The value of an operand that is no tensor."""
+        match operand:
+            case Literal():
+                return operand.value
+            case IntExpr():
+                return evaluate_int(operand, self.sizes)
+            case name:
+                value = self.values[name]
         if isinstance(value, torch.Tensor):
             raise InvariantError(f"{name} is no scalar but a tensor")
         return value
+
+    def whole_sizes(self, tensor: TensorName) -> list[int]:
+        """The global sizes of a tensor."""
+        placed = self.placed.get(tensor)
+        extents = self.shapes[tensor] if placed is None else placed.extents
+        return [evaluate_int(extent, self.sizes) for extent in extents]
 
     def define(self, name: TensorName | ScalarName, value: Value) -> None:
         """Bind a result; an integer is a size, too."""
