@@ -72,8 +72,9 @@ class Update:
         if self.direction == "incoming":
             rows, columns = columns, rows
         made = fd.ops.matmul(fd.ops.permute(a, rows), fd.ops.permute(b, columns))
-        place(mesh_of(*self.mesh), {2: Y, 3: X, int(self.over_z == "channels"): Z}, made)
-        return fd.ops.permute(made, [0, 2, 3, 1])
+        product = fd.ops.permute(made, [0, 2, 3, 1])
+        place(mesh_of(*self.mesh), {1: Y, 2: X, 3 if self.over_z == "channels" else 0: Z}, product)
+        return product
 
     def inputs(self) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(3)
@@ -124,7 +125,7 @@ class Update:
             return
         assert along_z.pop() == ("all_reduce", Z, 4 * self.rows * self.channels)
         assert {kind for kind, _, _ in along_z} == {"all_gather"}
-        assert all(axis is Z and size <= 8 * self.rows for _, axis, size in along_z)
+        assert all(axis == Z and size <= 8 * self.rows for _, axis, size in along_z)
 
 
 def norm(fd: FusionDefinition, x: TensorView) -> TensorView:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
 from meshfuse.base.trace import Note
-from meshfuse.facts.facts import tensor_operands, tensor_outputs
+from meshfuse.facts.facts import output_names, tensor_operands, tensor_outputs
 from meshfuse.facts.reshape import digits_after_reshape, is_whole_pieces
 from meshfuse.facts.sharding import (
     Digit,
@@ -24,17 +25,27 @@ from meshfuse.ir.axes import AxisKind, AxisName, TensorName
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.infer import is_tensor
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
-from meshfuse.ir.ops import Expr, Reshape
+from meshfuse.ir.ops import Broadcast, Expr, Permute, Reshape, Squeeze
 from meshfuse.ir.program import Program
+from meshfuse.ir.rewrite import read_names
 from meshfuse.passes.apply_sharding import is_free_leaf, shard_leaf
 from meshfuse.passes.finalize_multidevice import check_tensor
 from meshfuse.passes.sharding_rules import carried_axes, sharding_rule
-from meshfuse.passes.sites import bytes_moved, parameter_of, site_of_result
+from meshfuse.passes.sites import (
+    bytes_between,
+    bytes_moved,
+    cheapest_site,
+    parameter_of,
+    site_of_result,
+)
 
 STAGE = "propagate_sharding"
 
 Offer = tuple[AxisName, Digits]
 """An axis of the receiving tensor and the digits it could take."""
+
+Wanted = tuple[DeviceMesh | None, tuple[Offer, ...]]
+"""A mesh, and the digits of all axes there."""
 
 
 def propagate_sharding(program: Program) -> tuple[Program, tuple[Note, ...]]:
@@ -57,13 +68,14 @@ def propagate_sharding(program: Program) -> tuple[Program, tuple[Note, ...]]:
     program, pinned = _follow_aliases(program, annotated)
     frozen = annotated | pinned
     exprs = program.fusion.exprs
+    wanted = _wanted_by_views(program, frozen)
     for expr in exprs:
-        program = _spread_forward(program, expr, frozen)
+        program = _spread_forward(program, expr, frozen, wanted)
     for expr in reversed(exprs):
         program = _spread_backward(program, expr, frozen)
     reached = {t for t, schedule in program.schedules.items() if schedule.mesh is not None}
     for expr in exprs:
-        program = _spread_forward(program, expr, reached)
+        program = _spread_forward(program, expr, reached, {})
     program = _give_mesh_to_rest(program)
     return program, tuple(_gathering_notes(program))
 
@@ -90,10 +102,54 @@ def _follow_aliases(
     return program, pinned
 
 
+def _wanted_by_views(program: Program, frozen: Container[TensorName]) -> dict[TensorName, Wanted]:
+    """How free tensors lie if they lie as the one view does that is made of them, and is placed.
+
+    T1 = matmul(T0, ..), T2 = permute(T1), T2 split over mesh_x  ->  T1 split alike
+    """
+    fusion = program.fusion
+    readers = Counter(name for expr in fusion.exprs for name in set(read_names(expr)))
+    others = {*fusion.inputs, *output_names(program)}
+    wanted: dict[TensorName, Wanted] = {}
+    for expr in reversed(fusion.exprs):
+        if not isinstance(expr, Broadcast | Permute | Squeeze) or readers[expr.src] > 1:
+            continue
+        free = expr.src not in frozen and expr.src not in others
+        if free and (expr.out in frozen or expr.out in wanted):
+            program = _spread_backward(program, expr, frozen)
+            offers = tuple(axis_digits(program, expr.src).items())
+            wanted[expr.src] = (program.schedule(expr.src).mesh, offers)
+    return wanted
+
+
 # One expression.
 
 
-def _spread_forward(program: Program, expr: Expr, frozen: Container[TensorName]) -> Program:
+def _spread_forward(
+    program: Program,
+    expr: Expr,
+    frozen: Container[TensorName],
+    wanted: Mapping[TensorName, Wanted],
+) -> Program:
+    """Offer the operands' shardings to the results, or give a result what is wanted of it.
+
+    That for which fewer bytes move until it lies as wanted; the operands' for equal bytes.
+    """
+    offered = _spread_operands(program, expr, frozen)
+    out = next((out for out in tensor_outputs(program, expr) if out in wanted), None)
+    mesh, offers = wanted[out] if out is not None else (None, ())
+    if out is None or mesh is None or offered.schedule(out).mesh != mesh:
+        return offered
+    there = _take(program, out, mesh, offers)
+    there = _bind_reduced(there, expr, out, _priority(there, expr))
+    have, want = sharding_of(offered, out), sharding_of(there, out)
+    moved = bytes_between(offered, out, have, want)
+    if moved is None or _least_cost(there, expr) >= _least_cost(offered, expr) + moved:
+        return offered
+    return there
+
+
+def _spread_operands(program: Program, expr: Expr, frozen: Container[TensorName]) -> Program:
     """Offer the operands' shardings to the results: in the order for which the fewest bytes move.
 
     Orders are compared where they come to different results: each operand may lead, the others
@@ -145,6 +201,14 @@ def _cost(program: Program, expr: Expr) -> float:
     mesh = program.schedule(tensor_outputs(program, expr)[0]).mesh
     assert mesh is not None
     moved = bytes_moved(program, expr, site_of_result(program, expr, mesh))
+    return inf if moved is None else moved
+
+
+def _least_cost(program: Program, expr: Expr) -> float:
+    """Bytes that move for `expr` where decomposition computes it."""
+    mesh = program.schedule(tensor_outputs(program, expr)[0]).mesh
+    assert mesh is not None
+    moved = bytes_moved(program, expr, cheapest_site(program, expr, mesh))
     return inf if moved is None else moved
 
 
