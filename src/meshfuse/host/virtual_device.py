@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
+from typing_extensions import assert_never
+
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.host.clocks import Moment, Timelines, Transfer
 from meshfuse.host.faults import FaultKind, node_text
@@ -122,6 +124,8 @@ class VirtualDevice:
                 self._post(node)
             case Wait(number):
                 self._wait(number)
+            case _:
+                assert_never(node)
 
     def _launch(self, node: Launch) -> None:
         kernel = self._program.kernels[node.kernel]
