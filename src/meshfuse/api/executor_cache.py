@@ -221,8 +221,8 @@ class FusionExecutorCache:
         facts = facts_of_inputs(inputs)
         if facts is None or not self.frozen_program().meshes:
             return None if facts is None else (is_auto, facts)
-        order = torch.are_deterministic_algorithms_enabled()
-        return (is_auto, order, communicator.rank(), communicator.size(), facts)
+        order, place = torch.are_deterministic_algorithms_enabled(), communicator.place()
+        return (is_auto, order, place.rank, place.size, facts)
 
     def _run_again(
         self,

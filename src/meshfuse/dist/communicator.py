@@ -37,6 +37,7 @@ from meshfuse.dist.history import CallHistory
 from meshfuse.dist.launcher import ALONE, Launch, Place, read_launch, read_local_place
 from meshfuse.ir.mesh import DeviceMesh
 
+_HAS_DISTRIBUTED = dist.is_available()
 BARRIER_NUMBER, AGREEMENT_NUMBER = -1, -3
 """In place of the host program's number, for what no host program asked for."""
 
@@ -319,10 +320,10 @@ class Communicator:
         destroyed."""
         if self._is_off:
             return None
-        world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        world = dist.group.WORLD if _HAS_DISTRIBUTED else None  # None before it is initialized
         attachment = self._attachment
-        if attachment is not None and attachment.world is world:
-            return attachment
+        if world is (None if attachment is None else attachment.world):
+            return attachment  # without the lock: every call comes here
         with self._lock:
             if self._attachment is not None and self._attachment.world is not world:
                 self.close()
