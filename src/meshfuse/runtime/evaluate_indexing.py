@@ -121,7 +121,7 @@ def _places(
         is_held = (places >= 0) & (places < count)
     else:
         held = _indices(runs, index.device)
-        places = torch.searchsorted(held, index)
+        places = torch.searchsorted(held, index.contiguous())
         found = held[places.clamp(max=max(count - 1, 0))] if count else index - 1
         is_held = found == index
     return torch.where(is_held, places, 0), is_held
