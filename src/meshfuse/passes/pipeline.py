@@ -12,6 +12,7 @@ from meshfuse.passes.decompose_resharding import decompose_resharding
 from meshfuse.passes.finalize_multidevice import finalize_multidevice
 from meshfuse.passes.fold_casts import fold_casts, remove_unread
 from meshfuse.passes.forget_loops import forget_loops
+from meshfuse.passes.forget_single import forget_single
 from meshfuse.passes.join_reductions import join_reductions
 from meshfuse.passes.mark_aliases import mark_aliases
 from meshfuse.passes.order_sharded_axes import order_sharded_axes
@@ -25,6 +26,7 @@ PRESEGMENTATION: tuple[Pass, ...] = (
     join_reductions,
     forget_loops,
     concretize,
+    forget_single,
     fold_casts,
     remove_unread,
     propagate_sharding,

@@ -142,7 +142,11 @@ def _site_of_operand(program: Program, expr: Expr, position: int, own: Site) -> 
         if is_spread and (place is None or not (root[place].kind.is_tensor_axis or reduces)):
             return None
         if place is not None:
-            own_digits = () if root[place].kind is AxisKind.broadcast else digits
+            axis = root[place]
+            is_single = axis.kind is AxisKind.broadcast or (
+                not axis.kind.is_tensor_axis and axis.extent is const(1)
+            )
+            own_digits = () if is_single else digits
             found[place] = canonical(own_digits, root[place].extent, have.mesh)
     used = {owner for digits in found.values() for owner in owners_of(digits, have.mesh)}
     placement: list[Digits] = []
