@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
 
 from meshfuse.base.trace import Note
-from meshfuse.expr import Const, IntExpr, IntLike, Symbol, const, free_symbols, substitute
+from meshfuse.expr import (
+    Const,
+    IntExpr,
+    IntLike,
+    Symbol,
+    const,
+    const_value,
+    free_symbols,
+    substitute,
+)
 from meshfuse.facts.axis_map import element_counts, meeting_extents
+from meshfuse.facts.reshape import in_blocks
+from meshfuse.facts.sharding import axis_digits, has_mesh_leaf
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.build_reshape import derive_reshape
 from meshfuse.ir.infer import is_tensor
@@ -39,6 +51,8 @@ def concretize(program: Program) -> tuple[Program, tuple[Note, ...]]:
     for left, right in _meetings(program):
         kept, dropped = sorted((_find(parents, left), _find(parents, right)), key=weight)
         if kept is dropped or not isinstance(dropped, Symbol) or _is_scalar(program, dropped):
+            continue
+        if isinstance(kept, Const) and not _keeps_parts(program, parents, dropped, kept):
             continue
         if dropped not in free_symbols(_resolved(parents, kept)):
             parents[dropped] = kept
@@ -76,6 +90,25 @@ def _whole_axes_on_a_mesh(program: Program) -> Iterator[tuple[IntExpr, IntExpr]]
         for leaf, owner in schedule.bindings.items():
             if leaf in extents and schedule.mesh is not None and schedule.mesh.has(owner):
                 yield extents[leaf], const(schedule.mesh.axis_size(owner))
+
+
+def _keeps_parts(
+    program: Program, parents: Mapping[IntExpr, IntExpr], size: IntExpr, value: Const
+) -> bool:
+    """Whether ranks hold the same parts of axes of `size` once it is known to be `value`.
+
+    Of strided pieces that do not divide an axis of unknown size the last digit takes the rest; of
+    one that is known the first does, as nothing tells them apart.
+    """
+    for tensor, definition in program.fusion.tensors.items():
+        for axis in definition.logical if has_mesh_leaf(program, tensor) else ():
+            if _find(parents, axis.extent) is not size:
+                continue
+            digits = axis_digits(program, tensor)[axis.name]
+            pieces = (const_value(substitute(d.extent, {axis.extent: value})) for d in digits)
+            if not in_blocks(digits) and prod(n or 0 for n in pieces) != value.value:
+                return False
+    return True
 
 
 def _is_scalar(program: Program, size: IntExpr) -> bool:
