@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshfuse.expr import IntExpr, const, const_value, mul
+from meshfuse.expr import IntExpr, const, const_value, is_const, mul
 from meshfuse.facts.holdings import is_even
-from meshfuse.facts.sharding import Digit, Digits, canonical, deal_digits
-from meshfuse.ir.axes import AxisName, TensorName
+from meshfuse.facts.sharding import Digit, Digits, add_root_digits, canonical, deal_digits
+from meshfuse.ir.axes import AxisName, IterDomain, TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import Merge, Split, Swizzle1d
@@ -43,7 +43,41 @@ def digits_after_reshape(
             case Swizzle1d(source, swizzled):
                 found[swizzled] = found[source]
     made = {a.name: canonical(found[a.name], a.extent, mesh) for a in definition.logical}
-    return made if all(_cut_alike(found[name], digits) for name, digits in made.items()) else None
+    if not all(_cut_alike(found[name], digits) for name, digits in made.items()):
+        return None
+    return made if _leads_back(program, out, root, made, mesh) else None
+
+
+def _leads_back(
+    program: Program,
+    out: TensorName,
+    root: Mapping[AxisName, Digits],
+    made: Mapping[AxisName, Digits],
+    mesh: DeviceMesh | None,
+) -> bool:
+    """Whether the digits of the result say of the root axes what these have.
+
+    Of an axis of unknown size that merges with another they may not: what is a digit of which?
+    """
+    back = dict(made)
+    add_root_digits(program, out, back)
+    return all(
+        axis.name in back
+        and digits_of_root(back[axis.name], axis, mesh)
+        == canonical(root.get(axis.name, ()), axis.extent, mesh)
+        for axis in program.tensor(out).root
+    )
+
+
+def digits_of_root(digits: Digits, axis: IterDomain, mesh: DeviceMesh | None) -> Digits:
+    """Canonical digits of a (root) axis, from those that the result has; whole without any.
+
+    An axis that a reshape only gives a known size, 2@x of 2, is [2@x, (i0 + 1) // 2] of i0 before.
+    """
+    found = canonical(digits, axis.extent, mesh)
+    if is_const(axis.extent) or any(digit.owner is None for digit in found):
+        return found
+    return canonical((*found, Digit(axis.extent)), axis.extent, mesh)
 
 
 def _cut_alike(digits: Digits, normal: Digits) -> bool:

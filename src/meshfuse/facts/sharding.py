@@ -25,6 +25,7 @@ __all__ = [
     "Digit",
     "Digits",
     "Sharding",
+    "add_root_digits",
     "axis_digits",
     "axis_sharded_on",
     "canonical",
@@ -106,9 +107,18 @@ def _find_axis_digits(program: Program, tensor: TensorName) -> Mapping[AxisName,
         digits[leaf] = (Digit(axes[leaf].extent, binding if binding.is_mesh else None),)
     for step in reversed(schedule.steps):
         _undo(step, digits, axes, tensor)
+    add_root_digits(program, tensor, digits)
+    return digits
+
+
+def add_root_digits(program: Program, tensor: TensorName, digits: dict[AxisName, Digits]) -> None:
+    """To the digits of logical axes add those of the axes that they were made of.
+
+    None for an axis of which these digits say no whole pieces.
+    """
+    axes = program.all_axes(tensor)
     for step in reversed(program.tensor(tensor).root_steps):
         _undo_root(step, digits, axes)
-    return digits
 
 
 def _undo(
@@ -243,9 +253,10 @@ def _canonical(digits: Digits, extent: IntExpr, mesh: DeviceMesh | None) -> Digi
     others = mul(const(1), *(digit.extent for k, digit in enumerate(merged) if k != taking))
     rest = extent if others is const(1) else ceildiv(extent, others)
     merged[taking] = Digit(rest)
-    return tuple(digit for digit in merged if digit.owner or digit.extent is not const(1)) or (
-        Digit(extent),
-    )
+    found = tuple(digit for digit in merged if digit.owner or digit.extent is not const(1))
+    if rest is const(1) and any(digit.owner is None for digit in found):
+        return _canonical(found, extent, mesh)  # Another one is the first now.
+    return found or (Digit(extent),)
 
 
 def keep_owners(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from meshfuse.base.errors import InvariantError, Unsupported
 from meshfuse.facts.axis_map import output_places
 from meshfuse.facts.facts import tensor_outputs
-from meshfuse.facts.reshape import digits_after_reshape
+from meshfuse.facts.reshape import digits_after_reshape, digits_of_root
 from meshfuse.facts.sharding import (
     Digit,
     Digits,
@@ -46,7 +46,7 @@ def placement_of(program: Program, out: TensorName, mesh: DeviceMesh) -> Placeme
     one element of a broadcast axis is computed everywhere.
     """
     digits, axes = axis_digits(program, out), program.tensor(out).maybe_root
-    found = [canonical(digits.get(a.name, (Digit(a.extent),)), a.extent, mesh) for a in axes]
+    found = [digits_of_root(digits.get(a.name, ()), a, mesh) for a in axes]
     crossing = crossing_axes(program, out, tuple(found))
     for place, axis in enumerate(axes):
         if axis.kind is AxisKind.broadcast:

@@ -8,11 +8,14 @@ from dataclasses import replace
 from math import inf
 
 from meshfuse.base.trace import Note
+from meshfuse.expr import const
 from meshfuse.facts.facts import output_names, tensor_operands, tensor_outputs
+from meshfuse.facts.layout import allocation_of, layout_of
 from meshfuse.facts.reshape import digits_after_reshape, is_whole_pieces
 from meshfuse.facts.sharding import (
     Digit,
     Digits,
+    Sharding,
     axis_digits,
     canonical,
     describe,
@@ -23,12 +26,13 @@ from meshfuse.facts.sharding import (
 )
 from meshfuse.ir.axes import AxisKind, AxisName, TensorName
 from meshfuse.ir.comm import Communication
+from meshfuse.ir.fusion import Output
 from meshfuse.ir.infer import is_tensor
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
-from meshfuse.ir.ops import Broadcast, Expr, Permute, Reshape, Squeeze
+from meshfuse.ir.ops import Broadcast, Expr, Permute, Reshape, Set, Squeeze
 from meshfuse.ir.program import Program
-from meshfuse.ir.rewrite import read_names
-from meshfuse.passes.apply_sharding import is_free_leaf, shard_leaf
+from meshfuse.ir.rewrite import read_names, with_exprs
+from meshfuse.passes.apply_sharding import is_free_leaf, new_sharded_tensor, shard_leaf
 from meshfuse.passes.finalize_multidevice import check_tensor
 from meshfuse.passes.sharding_rules import carried_axes, sharding_rule
 from meshfuse.passes.sites import (
@@ -83,23 +87,44 @@ def propagate_sharding(program: Program) -> tuple[Program, tuple[Note, ...]]:
 def _follow_aliases(
     program: Program, annotated: Container[TensorName]
 ) -> tuple[Program, set[TensorName]]:
-    """An output written into an input's memory lies as that input does; a free input is whole."""
+    """An output written into an input's memory lies as that input does; a free input is whole.
+
+    Of one that its user placed otherwise a copy is written.
+    """
     default = _first_mesh(program)
     pinned: set[TensorName] = set()
     for output in program.fusion.outputs:
-        if output.alias is None or output.tensor in annotated:
+        if output.alias is None:
             continue
-        mesh = program.schedule(output.alias).mesh or default
-        digits = axis_digits(program, output.alias)
-        pairs = zip(
-            program.tensor(output.alias).tensor_axes,
-            program.tensor(output.tensor).tensor_axes,
-            strict=True,
+        lies = replace(
+            sharding_of(program, output.alias),
+            mesh=program.schedule(output.alias).mesh or default,
         )
-        offers = [(theirs.name, digits[ours.name]) for ours, theirs in pairs]
-        program = _take(program, output.tensor, mesh, offers)
-        pinned.add(output.tensor)
+        if output.tensor not in annotated:
+            axes = program.tensor(output.tensor).tensor_axes
+            offers = [(axis.name, digits) for axis, digits in zip(axes, lies.axes, strict=True)]
+            program = _take(program, output.tensor, lies.mesh, offers)
+            pinned.add(output.tensor)
+        if sharding_of(program, output.tensor) != lies:
+            program, copy = _copy_to_write(program, output, lies)
+            pinned.add(copy)
     return program, pinned
+
+
+def _copy_to_write(program: Program, output: Output, lies: Sharding) -> tuple[Program, TensorName]:
+    """Let a copy, placed as the updated input is, go into it in place of the output."""
+    program, copy = new_sharded_tensor(program, output.tensor, lies)
+    if output.alias is not None:
+        layout = layout_of(program, output.alias)
+        allocation = allocation_of(program, copy, layout)
+        schedule = replace(program.schedule(copy), allocation=allocation)
+        program = program.with_schedule(copy, schedule)
+    outputs = tuple(
+        replace(other, tensor=copy) if other == output else other
+        for other in program.fusion.outputs
+    )
+    program = replace(program, fusion=replace(program.fusion, outputs=outputs))
+    return with_exprs(program, (*program.fusion.exprs, Set(copy, output.tensor))), copy
 
 
 def _wanted_by_views(program: Program, frozen: Container[TensorName]) -> dict[TensorName, Wanted]:
@@ -312,6 +337,8 @@ def _bind_reduced(program: Program, expr: Expr, out: TensorName, order: Sequence
     for axis in program.tensor(out).logical:
         if axis.kind is not AxisKind.reduction or not is_free_leaf(program, out, axis.name):
             continue
+        if axis.extent is const(1):
+            continue  # One element is not shared.
         offers: list[tuple[TensorName, Digits]] = []
         for position in order:
             source = TensorName(str(expr.ins[position]))
