@@ -1,24 +1,25 @@
 """Random sharded programs: operations, placements of inputs and of some results, and meshes.
 
-A Recipe is plain data, so that an example that fails prints whole and can be kept as it is. Values
-are whole numbers in float64: results are exact, in whatever order ranks add.
+A Recipe is plain data, so that an example that fails prints whole and can be kept as it is.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import torch
 from hypothesis import strategies as st
 
-from meshfuse import DataType, FusionDefinition, TensorView
+from meshfuse import FusionDefinition, TensorView
+from meshfuse.dist.shard import shard_tensor
+from meshfuse.facts.sharding import sharding_of
+from meshfuse.ir.axes import TensorName
 from meshfuse.multidevice import DeviceMesh
-
-Draw = Callable[..., Any]
-Shape = tuple[int, ...]
+from random_operations import DTYPES, OPS, Draw, Known, NoneFits, Op, Shape
 
 MESHES: tuple[Shape, ...] = (
     (1,),
@@ -38,340 +39,222 @@ LARGEST = float(2**40)
 
 
 @dataclass(frozen=True)
-class Op:
-    """One operation: `name` over tensors by number, with what else it takes."""
+class Input:
+    """A tensor that is passed: axes whose sizes the program does not know, its axes in memory
+    (slowest first), whether there are gaps, and an axis along which all is one element."""
 
-    name: str
-    args: tuple[int, ...]
-    extra: tuple[Any, ...] = ()
+    shape: Shape
+    dtype: torch.dtype = torch.float64
+    unknown: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()
+    gaps: bool = False
+    expanded: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.order and not self.gaps and self.expanded is None
+
+    def values(self, generator: torch.Generator) -> torch.Tensor:
+        found = torch.randint(-3, 4, self.shape, generator=generator).to(self.dtype)
+        if self.expanded is not None and found.numel():
+            found = found.narrow(self.expanded, 0, 1).expand(self.shape).contiguous()
+        return found
+
+    def laid_out(self, part: torch.Tensor) -> torch.Tensor:
+        """A part of the values, in memory as the program is told."""
+        if self.expanded is not None and part.shape[self.expanded]:
+            size = part.shape[self.expanded]
+            part = part.narrow(self.expanded, 0, 1)
+            return self._ordered(part).expand(
+                [size if k == self.expanded else -1 for k in range(part.ndim)]
+            )
+        return self._ordered(part)
+
+    def _ordered(self, part: torch.Tensor) -> torch.Tensor:
+        order = self.order or tuple(range(part.ndim))
+        part = part.permute(order)
+        if self.gaps and part.ndim:
+            room = part.new_zeros([*part.shape[:-1], 2 * part.shape[-1] + 1])
+            part = room[..., 1::2].copy_(part)
+        else:
+            part = part.contiguous()
+        return part.permute([order.index(k) for k in range(part.ndim)])
+
+    def define(self, fd: FusionDefinition) -> TensorView:
+        shape = [-1 if k in self.unknown else size for k, size in enumerate(self.shape)]
+        order = self.order or tuple(range(len(shape)))
+        single = [k for k in order if shape[k] == 1 or k == self.expanded]
+        return fd.define_tensor(
+            shape,
+            dtype=DTYPES[self.dtype],
+            contiguity=[None if k in single else not self.gaps for k in order],
+            stride_order=[len(shape) - 1 - order.index(k) for k in range(len(shape))],
+        )
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Tensor axis `axis` is split over mesh axis `mesh_axis`: in blocks, dealt out, or both."""
+    """Tensor axis `axis` is split over mesh axis `mesh_axis`: in blocks, dealt out, or both.
+
+    `reduced`: the axis with that number of those that the operation reduces.
+    """
 
     mesh_axis: int
     axis: int
-    form: str
+    form: str = "block"
+    reduced: bool = False
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a tensor lies: the numbers of its ranks, in the shape of the mesh, and its cuts."""
+    """Where a tensor lies: the numbers of its ranks, in the shape of the mesh, and its cuts.
+
+    The ranks are those from `first_rank` on, in that order or in that of `shuffle`.
+    """
 
     first_rank: int
     mesh: Shape
     cuts: tuple[Cut, ...] = ()
+    shuffle: tuple[int, ...] = ()
+
+    @property
+    def ranks(self) -> list[int]:
+        order = self.shuffle or range(math.prod(self.mesh))
+        return [self.first_rank + k for k in order]
 
     def device_mesh(self) -> DeviceMesh:
-        count = math.prod(self.mesh)
-        return DeviceMesh(torch.arange(self.first_rank, self.first_rank + count).reshape(self.mesh))
+        return DeviceMesh(torch.tensor(self.ranks).reshape(self.mesh))
+
+    def part(self, value: torch.Tensor, rank: int) -> torch.Tensor | None:
+        """What a rank of the mesh holds, index by index; None where the cuts do not divide."""
+        place = torch.unravel_index(torch.tensor(self.ranks.index(rank)), self.mesh)
+        for axis, size in enumerate(value.shape):
+            digits = self._digits(axis, size)
+            if math.prod(extent for extent, _ in digits) != size:
+                return None
+            numbers = itertools.product(*(range(extent) for extent, _ in digits))
+            kept = [
+                index
+                for index, number in enumerate(numbers)
+                if all(
+                    owner is None or int(place[owner]) == digit
+                    for (_, owner), digit in zip(digits, number, strict=True)
+                )
+            ]
+            value = value.index_select(axis, torch.tensor(kept, dtype=torch.long))
+        return value
+
+    def _digits(self, axis: int, size: int) -> list[tuple[int, int | None]]:
+        digits: list[tuple[int, int | None]] = [(size, None)]
+        place = 0
+        for cut in self.cuts:
+            if cut.reduced or cut.axis != axis:
+                continue
+            ranks = self.mesh[cut.mesh_axis]
+            rest, _ = digits[place]
+            if cut.form == "cyclic":
+                digits[place : place + 1] = [(-(-rest // ranks), None), (ranks, cut.mesh_axis)]
+                continue
+            if cut.form == "strided":
+                rest = -(-rest // 2)
+                digits[place : place + 1] = [(2, None), (rest, None)]
+                place += 1
+            digits[place : place + 1] = [(ranks, cut.mesh_axis), (-(-rest // ranks), None)]
+            place += 1
+        return digits
+
+    def write(self, tensor: TensorView) -> None:
+        """Into the loops of `tensor`."""
+        mesh = self.device_mesh()
+        tensor.set_device_mesh(mesh)
+        loops = list(enumerate(tensor.get_loop_domain()))
+        kept = [k for k, axis in loops if not axis.is_reduction()]
+        reduced = [k for k, axis in loops if axis.is_reduction()]
+        for position, cuts in sorted(
+            [(k, self._cuts(axis, False)) for axis, k in enumerate(kept)]
+            + [(k, self._cuts(axis, True)) for axis, k in enumerate(reduced)],
+            reverse=True,
+            key=lambda pair: pair[0],
+        ):
+            _split(tensor, position, cuts, mesh)
+
+    def _cuts(self, axis: int, reduced: bool) -> list[Cut]:
+        return [cut for cut in self.cuts if (cut.axis, cut.reduced) == (axis, reduced)]
+
+
+def _split(tensor: TensorView, position: int, cuts: Sequence[Cut], mesh: DeviceMesh) -> None:
+    for cut in cuts:
+        ranks, owner = mesh.shape[cut.mesh_axis], mesh.axis(cut.mesh_axis)
+        if cut.form == "cyclic":
+            tensor.split(position, ranks)
+            tensor.axis(position + 1).parallelize(owner)
+            continue
+        if cut.form == "strided":
+            tensor.outer_split(position, 2)
+            position += 1
+        tensor.outer_split(position, ranks)
+        tensor.axis(position).parallelize(owner)
+        position += 1
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A program: inputs, operations (each makes the next tensor), outputs, placements by tensor."""
+    """A program: inputs, operations (each makes the next tensor), outputs, placements by tensor.
 
-    shapes: tuple[Shape, ...]
+    `updates` are outputs that go into inputs: pairs of a tensor and an input.
+    """
+
+    inputs: tuple[Input, ...]
     ops: tuple[Op, ...]
     outputs: tuple[int, ...]
     placements: tuple[tuple[int, Placement], ...]
+    updates: tuple[tuple[int, int], ...] = ()
     seed: int = 0
 
-    def inputs(self) -> list[torch.Tensor]:
+    @property
+    def reshapes_unknown(self) -> bool:
+        """Whether sizes may not divide that the program cannot know, where it reshapes."""
+        return any(given.unknown for given in self.inputs) and any(
+            op.name == "reshape" for op in self.ops
+        )
+
+    @cached_property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All of them on one device, by torch."""
         generator = torch.Generator().manual_seed(self.seed)
-        return [
-            torch.randint(-3, 4, shape, generator=generator).to(torch.float64)
-            for shape in self.shapes
-        ]
+        found = [given.values(generator) for given in self.inputs]
+        for op in self.ops:
+            found.append(OPS[op.name].compute([found[k] for k in op.args], op.extra))
+        return tuple(found)
+
+    @property
+    def ranks(self) -> int:
+        return 1 + max(rank for _, placement in self.placements for rank in placement.ranks)
 
     def define(self) -> FusionDefinition:
         with FusionDefinition() as fd:
-            tensors = [
-                fd.define_tensor(list(shape), dtype=DataType.Double, contiguity=True)
-                for shape in self.shapes
-            ]
+            tensors = [given.define(fd) for given in self.inputs]
             for op in self.ops:
                 arguments = [tensors[number] for number in op.args]
                 tensors.append(OPS[op.name].define(fd, arguments, op.extra))
             for number in self.outputs:
                 fd.add_output(tensors[number])
+            for number, target in self.updates:
+                fd.add_output(tensors[number], tensors[target])
             for number, placement in self.placements:
-                place(tensors[number], placement)
+                placement.write(tensors[number])
         return fd
 
-    def expected(self) -> list[torch.Tensor]:
-        """The outputs on one device, by torch."""
-        tensors = self.inputs()
-        for op in self.ops:
-            arguments = [tensors[number] for number in op.args]
-            tensors.append(OPS[op.name].compute(arguments, op.extra))
-        return [tensors[number] for number in self.outputs]
-
-
-def place(tensor: TensorView, placement: Placement) -> None:
-    """Write a placement into the loops of `tensor`."""
-    mesh = placement.device_mesh()
-    tensor.set_device_mesh(mesh)
-    kept = [k for k, axis in enumerate(tensor.get_loop_domain()) if not axis.is_reduction()]
-    for axis in reversed(range(len(kept))):
-        position = kept[axis]
-        for cut in placement.cuts:
-            if cut.axis != axis:
-                continue
-            ranks, owner = mesh.shape[cut.mesh_axis], mesh.axis(cut.mesh_axis)
-            if cut.form == "cyclic":
-                tensor.split(position, ranks)
-                tensor.axis(position + 1).parallelize(owner)
-                continue
-            if cut.form == "strided":
-                tensor.outer_split(position, 2)
-                position += 1
-            tensor.outer_split(position, ranks)
-            tensor.axis(position).parallelize(owner)
-            position += 1
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How an operation is drawn (None: not for these shapes), defined, and computed by torch."""
-
-    draw: Callable[[Draw, Sequence[Shape]], Op | None]
-    define: Callable[[FusionDefinition, list[TensorView], tuple[Any, ...]], TensorView]
-    compute: Callable[[list[torch.Tensor], tuple[Any, ...]], torch.Tensor]
-
-
-def any_of(draw: Draw, shapes: Sequence[Shape], least_rank: int = 0) -> int | None:
-    """The number of a tensor of at least this rank; later ones are more likely."""
-    fitting = [number for number, shape in enumerate(shapes) if len(shape) >= least_rank]
-    if not fitting:
-        return None
-    return draw(st.sampled_from([*fitting, *fitting[-3:]]))
-
-
-def draw_unary(name: str) -> Callable[[Draw, Sequence[Shape]], Op | None]:
-    def drawn(draw: Draw, shapes: Sequence[Shape]) -> Op | None:
-        number = any_of(draw, shapes)
-        return None if number is None else Op(name, (number,))
-
-    return drawn
-
-
-def draw_binary(name: str) -> Callable[[Draw, Sequence[Shape]], Op | None]:
-    """Of equal shapes: broadcasts are an operation of their own."""
-
-    def drawn(draw: Draw, shapes: Sequence[Shape]) -> Op | None:
-        number = any_of(draw, shapes)
-        assert number is not None
-        alike = [other for other, shape in enumerate(shapes) if shape == shapes[number]]
-        return Op(name, (number, draw(st.sampled_from(alike))))
-
-    return drawn
-
-
-def draw_along(name: str, *, empty: bool = True) -> Callable[[Draw, Sequence[Shape]], Op | None]:
-    """Over one or more axes."""
-
-    def drawn(draw: Draw, shapes: Sequence[Shape]) -> Op | None:
-        number = any_of(draw, shapes, 1)
-        if number is None:
-            return None
-        rank = len(shapes[number])
-        dims = sorted(draw(st.permutations(range(rank)))[: draw(st.integers(1, rank))])
-        if not empty and any(shapes[number][dim] == 0 for dim in dims):
-            return None
-        return Op(name, (number,), (tuple(dims), draw(st.booleans())))
-
-    return drawn
-
-
-def draw_permute(draw: Draw, shapes: Sequence[Shape]) -> Op | None:
-    number = any_of(draw, shapes, 2)
-    if number is None:
-        return None
-    return Op("permute", (number,), tuple(draw(st.permutations(range(len(shapes[number]))))))
-
-
-def draw_broadcast(draw: Draw, shapes: Sequence[Shape]) -> Op | None:
-    number = any_of(draw, shapes)
-    if number is None or len(shapes[number]) > 3:
-        return None
-    shape = list(shapes[number])
-    place_new = draw(st.integers(0, len(shape)))
-    shape.insert(place_new, draw(st.sampled_from((1, 2, 3, 5, 8))))
-    dims = tuple(k for k in range(len(shape)) if k != place_new)
-    return Op("broadcast_in_dim", (number,), (tuple(shape), dims))
-
-
-def draw_reshape(draw: Draw, shapes: Sequence[Shape]) -> Op | None:
-    """Merge two neighbours, or split an axis."""
-    number = any_of(draw, shapes, 1)
-    if number is None:
-        return None
-    shape = list(shapes[number])
-    axis = draw(st.integers(0, len(shape) - 1))
-    if draw(st.booleans()) and axis + 1 < len(shape):
-        shape[axis : axis + 2] = [shape[axis] * shape[axis + 1]]
-    else:
-        factors = [k for k in (2, 3, 4, 1) if shape[axis] % k == 0]
-        factor = draw(st.sampled_from(factors))
-        pair = [factor, shape[axis] // factor]
-        shape[axis : axis + 1] = pair if draw(st.booleans()) else pair[::-1]
-    return Op("reshape", (number,), tuple(shape)) if len(shape) <= 4 else None
-
-
-def draw_matmul(draw: Draw, shapes: Sequence[Shape]) -> Op | None:
-    pairs = [
-        (a, b)
-        for a, left in enumerate(shapes)
-        for b, right in enumerate(shapes)
-        if len(left) == len(right) == 2 and left[1] == right[0]
-    ]
-    return Op("matmul", draw(st.sampled_from(pairs))) if pairs else None
-
-
-def draw_linear(draw: Draw, shapes: Sequence[Shape]) -> Op | None:
-    pairs = [
-        (a, b)
-        for a, left in enumerate(shapes)
-        for b, right in enumerate(shapes)
-        if len(left) >= 1 and len(right) == 2 and left[-1] == right[1]
-    ]
-    return Op("linear", draw(st.sampled_from(pairs))) if pairs else None
-
-
-def draw_slice(draw: Draw, shapes: Sequence[Shape]) -> Op | None:
-    number = any_of(draw, shapes, 1)
-    if number is None:
-        return None
-    starts = tuple(draw(st.integers(0, min(size, 2))) for size in shapes[number])
-    ends = tuple(
-        draw(st.integers(start, size)) for start, size in zip(starts, shapes[number], strict=True)
-    )
-    return Op("slice", (number,), (starts, ends))
-
-
-def draw_pad(draw: Draw, shapes: Sequence[Shape]) -> Op | None:
-    number = any_of(draw, shapes, 1)
-    if number is None:
-        return None
-    axes = draw(st.integers(1, len(shapes[number])))
-    return Op("pad", (number,), tuple(draw(st.integers(0, 2)) for _ in range(2 * axes)))
-
-
-def draw_cat(draw: Draw, shapes: Sequence[Shape]) -> Op | None:
-    number = any_of(draw, shapes, 1)
-    if number is None:
-        return None
-    dim = draw(st.integers(0, len(shapes[number]) - 1))
-
-    def without(shape: Shape) -> Shape:
-        return (*shape[:dim], *shape[dim + 1 :])
-
-    fitting = [
-        other
-        for other, shape in enumerate(shapes)
-        if len(shape) == len(shapes[number]) and without(shape) == without(shapes[number])
-    ]
-    return Op("cat", (number, draw(st.sampled_from(fitting))), (dim,))
-
-
-def draw_cumsum(draw: Draw, shapes: Sequence[Shape]) -> Op | None:
-    number = any_of(draw, shapes, 1)
-    if number is None:
-        return None
-    return Op("cumsum", (number,), (draw(st.integers(0, len(shapes[number]) - 1)),))
-
-
-def draw_take(draw: Draw, shapes: Sequence[Shape]) -> Op | None:
-    """Rows by the numbers that another tensor's values make, brought into range."""
-    number, index = any_of(draw, shapes, 1), any_of(draw, shapes, 1)
-    if number is None or index is None or len(shapes[index]) != 1:
-        return None
-    dim = draw(st.integers(0, len(shapes[number]) - 1))
-    size = shapes[number][dim]
-    return Op("index_select", (number, index), (dim, size)) if size > 0 else None
-
-
-def define_take(fd: FusionDefinition, args: list[TensorView], extra: tuple[Any, ...]) -> TensorView:
-    """|value| clipped to the last row."""
-    last = float(extra[1] - 1)
-    row = fd.ops.minimum(fd.ops.abs(args[1]), last)
-    return fd.ops.index_select(args[0], fd.ops.cast(row, DataType.Int), extra[0])
-
-
-def compute_take(args: list[torch.Tensor], extra: tuple[Any, ...]) -> torch.Tensor:
-    rows = args[1].abs().clamp(max=extra[1] - 1).long()
-    return args[0].index_select(extra[0], rows)
-
-
-def torch_reduction(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return lambda a, extra: function(a[0], extra[0], extra[1])
-
-
-OPS: dict[str, Kind] = {
-    "add": Kind(draw_binary("add"), lambda f, a, _: f.ops.add(*a), lambda a, _: a[0] + a[1]),
-    "sub": Kind(draw_binary("sub"), lambda f, a, _: f.ops.sub(*a), lambda a, _: a[0] - a[1]),
-    "neg": Kind(draw_unary("neg"), lambda f, a, _: f.ops.neg(a[0]), lambda a, _: -a[0]),
-    "relu": Kind(draw_unary("relu"), lambda f, a, _: f.ops.relu(a[0]), lambda a, _: a[0].relu()),
-    "twice": Kind(draw_unary("twice"), lambda f, a, _: f.ops.mul(a[0], 2.0), lambda a, _: a[0] * 2),
-    "max_of": Kind(
-        draw_binary("max_of"),
-        lambda f, a, _: f.ops.maximum(*a),
-        lambda a, _: torch.maximum(a[0], a[1]),
-    ),
-    "sum": Kind(
-        draw_along("sum"),
-        lambda f, a, x: f.ops.sum(a[0], list(x[0]), keepdim=x[1]),
-        torch_reduction(torch.sum),
-    ),
-    "max": Kind(
-        draw_along("max", empty=False),
-        lambda f, a, x: f.ops.max(a[0], list(x[0]), keepdim=x[1]),
-        torch_reduction(torch.amax),
-    ),
-    "min": Kind(
-        draw_along("min", empty=False),
-        lambda f, a, x: f.ops.min(a[0], list(x[0]), keepdim=x[1]),
-        torch_reduction(torch.amin),
-    ),
-    "permute": Kind(
-        draw_permute,
-        lambda f, a, x: f.ops.permute(a[0], list(x)),
-        lambda a, x: a[0].permute(x),
-    ),
-    "broadcast_in_dim": Kind(
-        draw_broadcast,
-        lambda f, a, x: f.ops.broadcast_in_dim(a[0], list(x[0]), list(x[1])),
-        lambda a, x: a[0].reshape([n if k in x[1] else 1 for k, n in enumerate(x[0])]).expand(x[0]),
-    ),
-    "reshape": Kind(
-        draw_reshape,
-        lambda f, a, x: f.ops.reshape(a[0], list(x)),
-        lambda a, x: a[0].reshape(x),
-    ),
-    "matmul": Kind(draw_matmul, lambda f, a, _: f.ops.matmul(*a), lambda a, _: a[0] @ a[1]),
-    "linear": Kind(
-        draw_linear,
-        lambda f, a, _: f.ops.linear(*a),
-        lambda a, _: torch.nn.functional.linear(a[0], a[1]),
-    ),
-    "slice": Kind(
-        draw_slice,
-        lambda f, a, x: f.ops.slice(a[0], list(x[0]), list(x[1])),
-        lambda a, x: a[0][tuple(slice(s, e) for s, e in zip(*x, strict=True))],
-    ),
-    "pad": Kind(
-        draw_pad,
-        lambda f, a, x: f.ops.pad(a[0], list(x)),
-        lambda a, x: torch.nn.functional.pad(a[0], x),
-    ),
-    "cat": Kind(draw_cat, lambda f, a, x: f.ops.cat(a, x[0]), lambda a, x: torch.cat(a, x[0])),
-    "cumsum": Kind(
-        draw_cumsum, lambda f, a, x: f.ops.cumsum(a[0], x[0]), lambda a, x: a[0].cumsum(x[0])
-    ),
-    "index_select": Kind(draw_take, define_take, compute_take),
-}
+    def parts(self, fd: FusionDefinition, rank: int) -> list[torch.Tensor]:
+        """What a rank passes to that definition."""
+        program = fd.fusion.recording.program
+        shardings = [sharding_of(program, TensorName(name)) for name in program.fusion.inputs]
+        found = zip(self.inputs, self.tensors, shardings, self.placements, strict=False)
+        return [
+            given.laid_out(part) if rank in placement.ranks else part
+            for given, value, sharding, (_, placement) in found
+            for part in [shard_tensor(value, sharding, rank).clone()]
+        ]
 
 
 # Drawing.
@@ -381,52 +264,106 @@ OPS: dict[str, Kind] = {
 def recipes(draw: Draw, mesh: Shape, *, several_meshes: bool = False) -> Recipe:
     """A program of up to eight operations, its tensors on `mesh`, or some on others too."""
     sizes = draw(st.lists(st.sampled_from(SIZES), min_size=1, max_size=3, unique=True))
-    shapes = [
-        tuple(draw(st.lists(st.sampled_from(sizes), min_size=1, max_size=3)))
-        for _ in range(draw(st.integers(1, 3)))
-    ]
-    inputs, ops = len(shapes), list[Op]()
+    inputs = [draw_input(draw, sizes) for _ in range(draw(st.integers(1, 3)))]
+    tensors = [torch.empty(given.shape, dtype=given.dtype, device="meta") for given in inputs]
+    stretches = not any(given.unknown for given in inputs)
+    ops: list[Op] = []
     for _ in range(draw(st.integers(1, 8))):
-        op = OPS[draw(st.sampled_from(sorted(OPS)))].draw(draw, shapes)
-        if op is None:
+        name = draw(st.sampled_from(sorted(OPS)))
+        try:
+            op = OPS[name].draw(draw, name, Known(tensors, stretches))
+        except NoneFits:
             continue
-        shape = shape_after(op, shapes)
-        if math.prod(shape) <= MOST_ELEMENTS:
+        result = OPS[name].compute([tensors[k] for k in op.args], op.extra)
+        if result.numel() <= MOST_ELEMENTS and result.ndim <= 4:
             ops.append(op)
-            shapes.append(shape)
-    outputs = [len(shapes) - 1]
-    if len(shapes) > inputs + 1 and draw(st.booleans()):
-        outputs.append(draw(st.integers(inputs, len(shapes) - 2)))
-    placements = draw_placements(draw, shapes, inputs, mesh, several_meshes)
-    return Recipe(tuple(shapes[:inputs]), tuple(ops), tuple(outputs), placements)
+            tensors.append(result)
+    if len(tensors) == len(inputs):
+        ops.append(Op("set", (0,)))
+        tensors.append(tensors[0])
+    outputs = [len(tensors) - 1]
+    if len(ops) > 1 and draw(st.booleans()):
+        outputs.append(draw(st.integers(len(inputs), len(tensors) - 2)))
+    return Recipe(
+        tuple(inputs),
+        tuple(ops),
+        tuple(outputs),
+        draw_placements(draw, tensors, inputs, ops, mesh, several_meshes),
+        draw_updates(draw, tensors, inputs) if stretches else (),
+    )
 
 
-def shape_after(op: Op, shapes: Sequence[Shape]) -> Shape:
-    operands = [torch.empty(shapes[number], device="meta") for number in op.args]
-    return tuple(OPS[op.name].compute(operands, op.extra).shape)
+def draw_input(draw: Draw, sizes: Sequence[int]) -> Input:
+    shape = tuple(draw(st.lists(st.sampled_from(sizes), min_size=0, max_size=3)))
+    dtype = draw(st.sampled_from((torch.float64, torch.float64, *DTYPES)))
+    axes = range(len(shape))
+    unknown, order, gaps, expanded = (), (), False, None
+    if draw(st.integers(0, 3)) == 0:
+        unknown = tuple(k for k in axes if draw(st.booleans()))
+    if shape and draw(st.integers(0, 3)) == 0:
+        order = tuple(draw(st.permutations(axes)))
+        gaps = draw(st.booleans())
+        wide = [k for k in axes if shape[k] > 1]
+        if wide and draw(st.booleans()):
+            expanded = draw(st.sampled_from(wide))
+    return Input(shape, dtype, unknown, order, gaps, expanded)
+
+
+def draw_updates(
+    draw: Draw, tensors: Sequence[torch.Tensor], inputs: Sequence[Input]
+) -> tuple[tuple[int, int], ...]:
+    """Sometimes an input of the type and shape of a result is updated by it."""
+    pairs = [
+        (number, k)
+        for k, given in enumerate(inputs)
+        for number in range(len(inputs), len(tensors))
+        if given.expanded is None
+        and not given.unknown
+        and tensors[number].shape == given.shape
+        and tensors[number].dtype == given.dtype
+    ]
+    return (draw(st.sampled_from(pairs)),) if pairs and draw(st.integers(0, 3)) == 0 else ()
 
 
 def draw_placements(
-    draw: Draw, shapes: Sequence[Shape], inputs: int, mesh: Shape, several_meshes: bool
+    draw: Draw,
+    tensors: Sequence[torch.Tensor],
+    inputs: Sequence[Input],
+    ops: Sequence[Op],
+    mesh: Shape,
+    several_meshes: bool,
 ) -> tuple[tuple[int, Placement], ...]:
     """Each input's, and that of some results."""
-    placements: list[tuple[int, Placement]] = []
-    for number, shape in enumerate(shapes):
-        if number < inputs or draw(st.integers(0, 3)) == 0:
-            first_rank, own = 0, mesh
-            if several_meshes and draw(st.booleans()):
-                own, first_rank = draw(st.sampled_from(MESHES[:7])), draw(st.integers(0, 2))
-            cuts = draw_cuts(draw, len(shape), own)
-            placements.append((number, Placement(first_rank, own, cuts)))
-    return tuple(placements)
+    first, shuffle = 0, ()
+    if draw(st.integers(0, 3)) == 0:
+        first = draw(st.integers(0, 3))
+        shuffle = tuple(draw(st.permutations(range(math.prod(mesh)))))
+    found: list[tuple[int, Placement]] = []
+    for number, tensor in enumerate(tensors):
+        if number >= len(inputs) and draw(st.integers(0, 3)) > 0:
+            continue
+        own = Placement(first, mesh, shuffle=shuffle)
+        if several_meshes and draw(st.booleans()):
+            own = Placement(draw(st.integers(0, 2)), draw(st.sampled_from(MESHES[:7])))
+        reduced = 0 if number < len(inputs) else reduced_axes(ops[number - len(inputs)])
+        cuts = draw_cuts(draw, tensor.ndim, reduced, own.mesh)
+        found.append((number, Placement(own.first_rank, own.mesh, cuts, own.shuffle)))
+    return tuple(found)
 
 
-def draw_cuts(draw: Draw, rank: int, mesh: Shape) -> tuple[Cut, ...]:
-    if rank == 0:
-        return ()
+def reduced_axes(op: Op) -> int:
+    """How many axes an operation reduces."""
+    if op.name in ("matmul", "linear", "index_select", "take_along_axis", "embedding"):
+        return 1
+    return len(op.extra[0]) if op.name in ("sum", "max", "min") else 0
+
+
+def draw_cuts(draw: Draw, rank: int, reduced: int, mesh: Shape) -> tuple[Cut, ...]:
     cuts: list[Cut] = []
     for mesh_axis in draw(st.permutations(range(len(mesh)))):
-        if draw(st.integers(0, 3)) > 0:
+        if rank and draw(st.integers(0, 3)) > 0:
             form = draw(st.sampled_from(("block", *FORMS)))
             cuts.append(Cut(mesh_axis, draw(st.integers(0, rank - 1)), form))
+        if reduced and draw(st.integers(0, 3)) == 0:
+            cuts.append(Cut(mesh_axis, draw(st.integers(0, reduced - 1)), reduced=True))
     return tuple(cuts)
