@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import final
 
 import torch
 
+from meshfuse.api.bound_call import (
+    Bound,
+    CallKey,
+    check_ranks,
+    check_taken,
+    options_of_call,
+    take_inputs,
+)
 from meshfuse.api.debug_output import debug_output, kernel_text, scheduled_text
 from meshfuse.api.devices import Device, read_device
-from meshfuse.api.dtensor_inputs import take_dtensor
 from meshfuse.api.explain import communications, explain_compilation, explain_definition
 from meshfuse.api.frozen_program import (
     FrozenProgram,
     GlobalSizes,
-    check_sharding,
     freeze_program,
     given_sizes,
-    note_global_shape,
 )
 from meshfuse.api.fusion_view import FusionView
 from meshfuse.api.hot_calls import (
@@ -36,55 +41,20 @@ from meshfuse.api.sharding import Sharding
 from meshfuse.api.user_schedule import UserSchedules
 from meshfuse.base.bounded import BoundedTable
 from meshfuse.base.errors import UserAssertionError, UserError
-from meshfuse.base.frozen import frozen_dataclass
-from meshfuse.base.options import Options, with_options
 from meshfuse.base.trace import Trace
 from meshfuse.cache import FusionCache
 from meshfuse.dist.calls import Call
 from meshfuse.dist.communicator import Communicator
-from meshfuse.dist.dtensor import is_dtensor
-from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.host.executors import run_executable
 from meshfuse.host.nodes import Communicate, HostProgram
 from meshfuse.host.plan import Executable
 from meshfuse.pipeline import USER, Compilation
 from meshfuse.runtime.arguments import (
     Argument,
-    Signature,
-    check_arguments,
     declared_signature,
-    flatten_inputs,
     list_inputs,
     signature_of,
 )
-
-
-@final
-@frozen_dataclass
-class Bound:
-    """The arguments of one call, checked, what runs on them, and the options it was made with.
-
-    `given` are global sizes that the caller or DistributedTensors among the inputs say, by symbol.
-    """
-
-    arguments: list[Argument]
-    prepared: Prepared
-    options: Options
-    given: Mapping[str, int] = field(default_factory=dict[str, int])
-
-
-@final
-@frozen_dataclass
-class CallKey:
-    """What a call is compiled for, as the definition looks it up.
-
-    `is_scheduled`: as one kernel, by its user's schedule.
-    """
-
-    signature: Signature
-    device: str
-    options: Options
-    is_scheduled: bool
 
 
 @final
@@ -184,7 +154,7 @@ class FusionExecutorCache:
             known = None if facts is None else self._hot_calls.get(facts)
             if known is not None:
                 return self._run_again(known, known.take(values), communicator, call)
-            self._check_ranks(communicator)
+            check_ranks(self.frozen_program(), communicator.size())
             trace = None if profiler is None else profiler.trace
             bound = self.bind(
                 values,
@@ -258,7 +228,7 @@ class FusionExecutorCache:
         is compiled, unless the caller captures it.
         """
         frozen = self.frozen_program()
-        options = _options_of_call(frozen, enable, disable)
+        options = options_of_call(frozen, enable, disable)
         sizes = dict(given or {})
         arguments, where = self._arguments(frozen, inputs, rank, device, sizes)
         is_scheduled = self._user_schedules is not None and not is_auto
@@ -283,7 +253,7 @@ class FusionExecutorCache:
             where = read_device(device) or torch.device("cpu")
             signature = declared_signature(frozen.expected, str(where))
             is_scheduled = self._user_schedules is not None
-            options = _options_of_call(frozen, (), ())
+            options = options_of_call(frozen, (), ())
             key = CallKey(signature, str(where), options, is_scheduled)
             prepared = self._prepare(frozen, key, where, redo=False, trace=None)
         prepared.compiled.executor.compile(rank)
@@ -296,20 +266,17 @@ class FusionExecutorCache:
         device: Device | None,
         given: dict[str, int],
     ) -> tuple[list[Argument], torch.device]:
-        """One rank's inputs, checked, and the device that the program runs on.
-
-        The global sizes that they say are added to `given`.
-        """
-        flat: list[Argument | complex] = []
-        for value in flatten_inputs(inputs):
-            flat.append(self._take(frozen, len(flat), value, rank, given))
-        wanted = read_device(device)
-        if frozen.meshes and all(rank not in mesh.ids for mesh in frozen.meshes):
-            arguments = [value for value in flat if not isinstance(value, complex)]
-            where = torch.device("cpu") if wanted is None else wanted
-        else:
-            arguments, where = check_arguments(frozen.expected, flat, wanted, rank)
-        return arguments, where
+        """As `check_taken`, of inputs as they are passed. Warns once of one that requires grad."""
+        taken, with_grad = take_inputs(frozen, inputs, rank, given)
+        if with_grad is not None and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"input {with_grad} requires grad: meshfuse computes no gradients, and its outputs "
+                "do not require grad",
+                UserWarning,
+                stacklevel=5,
+            )
+        return check_taken(frozen, taken, device, rank)
 
     def deliver(
         self, bound: Bound, outputs: Sequence[torch.Tensor], executable: Executable
@@ -414,52 +381,6 @@ class FusionExecutorCache:
 
     # Parts of a call.
 
-    def _check_ranks(self, communicator: Communicator) -> None:
-        size = communicator.size()
-        for mesh, tensor in self.frozen_program().meshes.items():
-            if max(mesh.ids) >= size:
-                raise UserError(
-                    f"execute: {tensor} lies on {mesh}, but this job has {size} "
-                    f"{'process' if size == 1 else 'processes'}: start it with torchrun "
-                    f"--nproc-per-node={max(mesh.ids) + 1}, or run all ranks in this process with "
-                    "multidevice.simulate"
-                )
-
-    def _take(
-        self,
-        frozen: FrozenProgram,
-        position: int,
-        value: Argument | complex,
-        rank: int,
-        given: dict[str, int],
-    ) -> Argument | complex:
-        """One argument as kernels take it: DistributedTensors and DTensors by their shards, none
-        with grad. Their global sizes are added to `given`.
-        """
-        if not isinstance(value, torch.Tensor):
-            return value
-        requires_grad = value.requires_grad
-        if is_dtensor(value):
-            note_global_shape(frozen, position, value.shape, given, f"input {position}")
-            value = take_dtensor(frozen, position, value)
-        elif isinstance(value, DistributedTensor):
-            check_sharding(frozen, position, value)
-            if rank in value.mesh.ids:
-                shape = value.global_shape
-                note_global_shape(frozen, position, shape, given, f"input {position}")
-            value = value.local
-        if not requires_grad:
-            return value
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"input {position} requires grad: meshfuse computes no gradients, and its outputs "
-                "do not require grad",
-                UserWarning,
-                stacklevel=6,
-            )
-        return value.detach()
-
     def _prepare(
         self,
         frozen: FrozenProgram,
@@ -495,7 +416,7 @@ class FusionExecutorCache:
         rank = Communicator.instance().rank()
         arguments, where = self._arguments(self._frozen, inputs, rank, device, {})
         is_scheduled = self._user_schedules is not None
-        options = _options_of_call(self._frozen, (), ())
+        options = options_of_call(self._frozen, (), ())
         key = CallKey(signature_of(arguments), str(where), options, is_scheduled)
         return self._prepared.get(key)
 
@@ -512,13 +433,3 @@ class FusionExecutorCache:
 
 def _leave_as_it_is() -> None:
     """The schedule of a program that is scheduled already."""
-
-
-def _options_of_call(
-    frozen: FrozenProgram, enable: Sequence[str], disable: Sequence[str]
-) -> Options:
-    """The definition's options with those of one call, and what torch is told to do."""
-    options = frozen.options
-    if frozen.meshes and torch.are_deterministic_algorithms_enabled():
-        options = with_options(options, ["deterministic_collectives"])
-    return with_options(options, enable, disable) if enable or disable else options

@@ -8,8 +8,8 @@ from typing import Any, final
 
 import torch
 
+from meshfuse.api.bound_call import Bound
 from meshfuse.api.definition import FusionDefinition
-from meshfuse.api.executor_cache import Bound
 from meshfuse.api.frozen_program import (
     FrozenProgram,
     GlobalSizes,
