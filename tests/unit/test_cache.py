@@ -7,11 +7,13 @@ import threading
 import pytest
 import torch
 
+from meshfuse import DistributedTensor, FusionDefinition, ParallelType
 from meshfuse import cache as cache_module
 from meshfuse.base.options import Option, Options
 from meshfuse.cache import CacheStatistics, CompiledProgram, FusionCache, fingerprint
 from meshfuse.dist.communicator import Communicator
 from meshfuse.ir.program import Program
+from meshfuse.multidevice import DeviceMesh, simulate
 from meshfuse.runtime.arguments import signature_of
 from small_programs import sequence_parallel_mlp, softplus_rows, tensor_input
 
@@ -71,6 +73,23 @@ def test_threads_that_ask_at_once_compile_once() -> None:
         thread.join()
     assert len(set(map(id, found))) == 1
     assert cache.statistics().compilations == 1
+
+
+def test_ranks_with_parts_alike_share_what_is_compiled() -> None:
+    """Of 9 rows over 8 ranks, 4 have two each, one has one, and three none: two signatures."""
+    mesh = DeviceMesh(range(8))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, -1], contiguity=True)
+        fd.add_output(fd.ops.sum(fd.ops.tanh(x), [1]))
+        x.set_device_mesh(mesh)
+        x.outer_split(0, 8).axis(0).parallelize(ParallelType.mesh_x)
+    value = torch.randn(9, 4)
+    before = FusionCache.instance().statistics().compilations
+    results = simulate(fd, [value])
+    assert FusionCache.instance().statistics().compilations - before == 2
+    parts = [result.local for (result,) in results if isinstance(result, DistributedTensor)]
+    assert [len(part) for part in parts] == [2, 2, 2, 2, 1, 0, 0, 0]
+    torch.testing.assert_close(torch.cat(parts), value.tanh().sum(1))
 
 
 def test_without_a_compiler_programs_run_with_one_warning(
