@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gloo_run import observe_ranks
-from meshfuse import FusionDefinition
+from meshfuse import DistributedTensor, FusionDefinition
 from meshfuse.dist.agreement import Agreement
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.communicator import Communicator
@@ -103,6 +103,16 @@ def known_programs_in_another_order(rank: int) -> list[str]:
     for _ in range(3):
         assert (run(first, 4), run(second, 2)) == ("", "")
     return [run(second, 2) if rank else run(first, 4)]
+
+
+def one_gathers_a_result(rank: int) -> list[str]:
+    """Where the other one goes on."""
+    fd, shard = turned(), torch.ones(2, 3)
+    [y] = fd.execute([shard])
+    assert isinstance(y, DistributedTensor)
+    assert y.full_tensor().shape == (4, 3)
+    assert run(fd, 2) == ""
+    return [run(fd, 2) if rank else error_of(y.full_tensor)]
 
 
 def a_shape_that_one_rank_refuses(rank: int) -> list[str]:
@@ -191,9 +201,9 @@ def two_threads_at_once(rank: int) -> list[str]:
         return [run(fd, 4), run(other, 2)]
     waits, real = Event(), Communicator.agree
 
-    def note(self: Communicator, agreement: Agreement) -> None:
+    def note(self: Communicator, agreement: Agreement, seconds: float | None) -> None:
         waits.set()
-        real(self, agreement)
+        real(self, agreement, seconds)
 
     with ThreadPoolExecutor(1) as pool, patch.object(Communicator, "agree", note):
         first = pool.submit(run, fd, 4)
@@ -209,6 +219,7 @@ SCENARIOS: dict[str, Callable[[int], list[str]]] = {
         sizes_change_on_one_rank,
         sizes_change_on_one_rank_in_an_exchange,
         known_programs_in_another_order,
+        one_gathers_a_result,
         a_shape_that_one_rank_refuses,
         a_shape_that_one_rank_refuses_at_first,
         a_shape_that_all_refuse,
@@ -266,6 +277,10 @@ WANTED: dict[str, tuple[list[str], list[str]]] = {
     "known_programs_in_another_order": (
         ["all_gather number 0 .* rank 1 gave up: .*rank 0 does not come"],
         ["an agreement on .*exchange.* rank 0 does not come, .* run different programs"],
+    ),
+    "one_gathers_a_result": (
+        ["an agreement on full_tensor of .* rank 1 does not come, but waits for exchange number 0"],
+        ["exchange number 0 .* rank 0 gave up: .*full_tensor of"],
     ),
     "a_shape_that_one_rank_refuses": (
         ["all_gather .* rank 1 did not come, as its call was refused: UserError: Expected input 0"],

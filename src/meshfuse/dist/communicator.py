@@ -15,7 +15,6 @@ import atexit
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from threading import RLock
 from typing import Any, ClassVar, final
 
@@ -27,11 +26,16 @@ from meshfuse.base.errors import CommunicationError, InvariantError, UserError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import options_from_environment
 from meshfuse.dist import collectives
-from meshfuse.dist.agreement import Agreement, check_sizes, find_difference
+from meshfuse.dist.agreement import (
+    Agreement,
+    CommunicationSequence,
+    check_sizes,
+    find_difference,
+)
 from meshfuse.dist.board import Board, Standing, publish_identity
 from meshfuse.dist.calls import ALONE_IN_CALL, Call, CallLog, CallScope
 from meshfuse.dist.collectives import CollectiveRequest, Posting
-from meshfuse.dist.deadlines import Deadline, Watch, await_arrival, read_timeout
+from meshfuse.dist.deadlines import Deadline, Watch, await_arrival, backend_limit, read_timeout
 from meshfuse.dist.groups import CONTROL, Group, form_group
 from meshfuse.dist.history import CallHistory
 from meshfuse.dist.launcher import ALONE, Launch, Place, read_launch, read_local_place
@@ -193,23 +197,32 @@ class Communicator:
             return ALONE_IN_CALL
         return CallScope(attachment.calls, attachment.calls.count(program))
 
-    def enter_call(self, call: Call | None, agreements: Sequence[Agreement]) -> CallLog:
+    def enter_call(
+        self, call: Call | None, agreements: Sequence[Agreement], seconds: float | None = None
+    ) -> CallLog:
         """A call comes to its collectives; `leave` of the log that this returns ends them.
 
-        All ranks of each agreement's team make sure that they are about to do the same. Raises
-        UserError while another thread is in a call, and as `agree` does.
+        All ranks of each agreement's team make sure that they are about to do the same, within
+        `seconds` or the default. Raises UserError while another thread is in a call, and as `agree`
+        does.
         """
         calls = self._attach(agreements[0].purpose).calls
         calls.enter(call)
         try:
             for agreement in agreements:
-                self.agree(agreement)
+                self.agree(agreement, seconds)
         except BaseException:
             calls.leave()
             raise
         return calls
 
-    def agree(self, agreement: Agreement) -> None:
+    def enter(self, team: Sequence[int], purpose: str, seconds: float | None = None) -> CallLog:
+        """As `enter_call`, for collectives that no program has: `purpose` is all that they depend
+        on."""
+        agreement = CommunicationSequence.of(team, [purpose]).at({})
+        return self.enter_call(None, [agreement], seconds)
+
+    def agree(self, agreement: Agreement, seconds: float | None = None) -> None:
         """Make sure that all ranks of a team are about to do the same, for the same sizes.
 
         Ranks meet for it if the call is not the one that all expect. Nothing was posted yet: where
@@ -220,10 +233,10 @@ class Communicator:
         attachment = self._attach(agreement.purpose)
         history = attachment.histories.setdefault(agreement.team, CallHistory())
         if not history.expects(agreement.key):
-            self._compare(agreement)
+            self._compare(agreement, self.timeout if seconds is None else seconds)
         history.note(agreement.key)
 
-    def _compare(self, agreement: Agreement) -> None:
+    def _compare(self, agreement: Agreement, seconds: float) -> None:
         def gather(mine: Sequence[int]) -> list[list[int]]:
             numbers = torch.tensor(mine)
             found = torch.empty(len(team) * len(mine), dtype=torch.int64)
@@ -231,7 +244,7 @@ class Communicator:
                 AGREEMENT_NUMBER, "all_gather", team, numbers, found, None, cause
             )
             control.announce_next(str(request))
-            control.wait(control.post(request), Deadline.after(self.timeout))
+            control.wait(control.post(request), Deadline.after(seconds))
             return found.view(len(team), -1).tolist()
 
         team, cause = agreement.team, f"an agreement on {agreement.purpose}"
@@ -257,11 +270,13 @@ class Communicator:
         if place.size == 1:
             return
         token, tokens = torch.zeros(1), torch.empty(place.size)
-        team = tuple(range(place.size))
-        self.run(
-            CollectiveRequest(BARRIER_NUMBER, "all_gather", team, token, tokens, None, "a barrier"),
-            seconds,
-        )
+        team, cause = tuple(range(place.size)), "a barrier"
+        request = CollectiveRequest(BARRIER_NUMBER, "all_gather", team, token, tokens, None, cause)
+        log = self.enter(team, cause, seconds)
+        try:
+            self.run(request, seconds)
+        finally:
+            log.leave()
 
     def group(self, team: tuple[int, ...], device_type: str, purpose: object) -> Group:
         """The group of these ranks, in this order, for tensors of a device type; formed if it is
@@ -382,7 +397,7 @@ def _join_launch(launch: Launch, seconds: float, purpose: object) -> None:
 
     All ranks are called by name first: torch alone would wait deaf to Ctrl-C, and not say for whom.
     """
-    place, limit = launch.place, timedelta(seconds=seconds)
+    place, limit = launch.place, backend_limit(seconds)
     try:
         store = dist.TCPStore(
             launch.address,

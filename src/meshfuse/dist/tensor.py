@@ -117,13 +117,24 @@ class DistributedTensor(torch.Tensor):
 
         One all-gather among the ranks that hold different shards, padded to the largest of them,
         after one all-reduce for each mesh axis along which the tensor is partial. Raises UserError
-        on a rank outside the mesh, CommunicationError as Communicator.run does.
+        on a rank outside the mesh, CommunicationError as Communicator.run and `enter` do.
         """
         communicator = Communicator.instance() if communicator is None else communicator
         rank = communicator.rank()
         if rank not in self.mesh.ids:
             raise UserError(f"full_tensor(): rank {rank} is not in {self.mesh}")
         cause = f"full_tensor of {describe(self._sharding)}"
+        is_whole = not self._sharding.partial and len(self._holders(rank)) == 1
+        if is_whole or self.mesh.size == 1:
+            return self._gather(communicator, rank, cause)
+        text = f"{cause}, {list(self._shape)}, {self.dtype}"
+        log = communicator.enter(self.mesh.ids, text)
+        try:
+            return self._gather(communicator, rank, cause)
+        finally:
+            log.leave()
+
+    def _gather(self, communicator: Communicator, rank: int, cause: str) -> torch.Tensor:
         local = self.local.contiguous()
         for axis, function in self._sharding.partial.items():
             team, total = self.mesh.team(rank, axis), torch.empty_like(local)

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -18,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store
 
+import meshfuse
 from meshfuse.base.errors import CommunicationError, UserValueError
 from meshfuse.dist.board import (
     Board,
@@ -164,3 +167,17 @@ def test_timeout_from_the_environment() -> None:
             read_timeout({"MESHFUSE_TIMEOUT": text})
     with pytest.raises(UserValueError, match="must be positive"):
         Deadline.after(0)
+
+
+def test_no_other_file_keeps_time() -> None:
+    """What else waits for ranks has its deadlines from here."""
+    rooms = Path(meshfuse.__file__).parent
+    files = [*rooms.glob("dist/*.py"), *rooms.glob("host/*.py")]
+    keeping = {
+        path.name
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and {"time", "datetime"} & {getattr(node, "module", None), *(a.name for a in node.names)}
+    }
+    assert keeping == {"deadlines.py"}
