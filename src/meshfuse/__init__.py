@@ -3,6 +3,9 @@
 The names of nvFuser's Python package: `import meshfuse as nvfuser` is the whole migration.
 """
 
+from meshfuse.base import set_aside  # before all else
+
+# isort: split
 from meshfuse import multidevice
 from meshfuse.api.definition import FusionDefinition
 from meshfuse.api.dtensors import execute_with_dtensors
@@ -41,6 +44,8 @@ from meshfuse.cache import FusionCache
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.schedule import MemoryType
+
+set_aside.give_back()
 
 __version__ = "0.1.0"
 
