@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, field
-from meshfuse.base.frozen import frozen_dataclass
+from dataclasses import field
 from enum import Enum
 from pathlib import Path
 from typing import final
 
 import torch.distributed as dist
+
+from meshfuse.base.frozen import frozen_dataclass
 
 _ANY_FAILED = "any failed"
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from meshfuse.base.frozen import frozen_dataclass
+from dataclasses import replace
 from typing import final
 
 import torch
 
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.packing import (
     Holding,

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from meshfuse.base.frozen import frozen_dataclass
 from typing import Any, Protocol, TypeVar, cast, final
 
 import torch
 import torch.distributed as dist
 
 from meshfuse.base.errors import InvariantError, Unsupported
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.packing import Packing
 
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "exchange")

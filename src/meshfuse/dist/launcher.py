@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from meshfuse.base.frozen import frozen_dataclass
 from typing import final
 
 from meshfuse.base.errors import UserError
+from meshfuse.base.frozen import frozen_dataclass
 
 RANK = ("OMPI_COMM_WORLD_RANK", "RANK", "SLURM_PROCID")
 SIZE = ("OMPI_COMM_WORLD_SIZE", "WORLD_SIZE", "SLURM_NTASKS")

@@ -13,12 +13,12 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from meshfuse.base.frozen import frozen_dataclass
 from typing import final
 
 import torch
 
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.facts.holdings import Runs, run_length, runs_of, shape_outside
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from meshfuse.base.frozen import frozen_dataclass
 from itertools import pairwise, product
 from typing import NamedTuple, final
 
 from meshfuse.base.errors import Unsupported, UserError
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.shard import number_digits
 from meshfuse.expr import ceildiv, const, const_value
 from meshfuse.facts.holdings import held
