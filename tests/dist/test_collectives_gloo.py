@@ -85,11 +85,6 @@ def check_all(rank: int, world_size: int, team: tuple[int, ...], counts: tuple[i
     return checked
 
 
-def test_every_collective_in_every_dtype() -> None:
-    counts = (0, 6, GATHERED_REDUCTION_BYTES)
-    assert run_ranks(check_all, 2, (0, 1), counts) == [99, 99]
-
-
 def test_blocks_follow_the_order_of_the_team_not_of_the_ranks() -> None:
     assert run_ranks(check_all, 3, (2, 0, 1), (4,)) == [33] * 3
 
@@ -112,10 +107,6 @@ def use_permuted_and_overlapping(rank: int, world_size: int) -> list[float]:
     return [*total.tolist(), *out[:, 0].flatten().tolist(), *out[:, 1].flatten().tolist()]
 
 
-def test_two_under_way_and_permuted_strides() -> None:
-    assert run_ranks(use_permuted_and_overlapping, 2) == [[3.0] * 4 + [0.0] * 6 + [1.0] * 6] * 2
-
-
 def lose_no_nan(rank: int, world_size: int) -> list[bool]:
     src = torch.ones(3)
     src[rank] = float("nan")
@@ -123,8 +114,33 @@ def lose_no_nan(rank: int, world_size: int) -> list[bool]:
     return Communicator.instance().run(request).isnan().tolist()
 
 
-def test_max_gives_nan_where_any_rank_has_it() -> None:
-    assert run_ranks(lose_no_nan, 2) == [[True, True, False]] * 2
+def work_together(rank: int, world_size: int) -> tuple[list[float], list[bool], int]:
+    return (
+        use_permuted_and_overlapping(rank, world_size),  # first: torch.testing loads DTensor
+        lose_no_nan(rank, world_size),
+        check_all(rank, world_size, (0, 1), (0, 6, GATHERED_REDUCTION_BYTES)),
+    )
+
+
+Together = list[tuple[list[float], list[bool], int]]
+
+
+@pytest.fixture(scope="module")
+def together() -> Together:
+    """What two ranks found, in one start of processes."""
+    return run_ranks(work_together, 2)
+
+
+def test_every_collective_in_every_dtype(together: Together) -> None:
+    assert [checked for _, _, checked in together] == [99, 99]
+
+
+def test_two_under_way_and_permuted_strides(together: Together) -> None:
+    assert [found for found, _, _ in together] == [[3.0] * 4 + [0.0] * 6 + [1.0] * 6] * 2
+
+
+def test_max_gives_nan_where_any_rank_has_it(together: Together) -> None:
+    assert [found for _, found, _ in together] == [[True, True, False]] * 2
 
 
 def fail_to_come(rank: int, world_size: int, how: str, seconds: float) -> str:

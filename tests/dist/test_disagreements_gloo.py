@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from gloo_run import observe_ranks
 from meshfuse import DistributedTensor, FusionDefinition
+from meshfuse.dist import deadlines
 from meshfuse.dist.agreement import Agreement
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.communicator import Communicator
@@ -147,8 +148,8 @@ def one_comes_too_late(rank: int) -> list[str]:
     fd = turned()
     assert run(fd, 2) == ""
     if rank == 1:
-        time.sleep(3)
-    with deadline_of(1.0):
+        time.sleep(1.5)
+    with deadline_of(0.6):
         return [run(fd, 2), run(fd, 2)]
 
 
@@ -184,9 +185,9 @@ def interrupted_in_an_agreement(rank: int) -> list[str]:
     fd = gathered(2.0)
     assert run(fd, 4) == ""
     if rank == 1:
-        time.sleep(1.5)
+        time.sleep(1)
         return [run(fd, 5)]
-    Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         fd.execute([torch.ones(5, 3)])
     return ["KeyboardInterrupt"]
@@ -244,7 +245,7 @@ def run_scenarios(rank: int, world_size: int, folder: str) -> Told:
             world_size=world_size,
             timeout=timedelta(seconds=60),
         )
-        with deadline_of(SECONDS):
+        with deadline_of(SECONDS), patch.object(deadlines, "LAST_DATA_SECONDS", 0.1):
             started = time.monotonic()
             told[name] = scenario(rank), time.monotonic() - started
         dist.barrier()
@@ -299,8 +300,8 @@ WANTED: dict[str, tuple[list[str], list[str]]] = {
         [""],
     ),
     "one_comes_too_late": (
-        ["exchange number 0 .*: rank 0 waited 1 s, its deadline: rank 1", "the group failed befo"],
-        ["", "exchange number 0 .* rank 0 gave up: .*waited 1 s"],
+        ["exchange number 0 .*: rank 0 waited 0.6 s, its deadline: rank 1", "the group failed be"],
+        ["", "exchange number 0 .* rank 0 gave up: .*waited 0.6 s"],
     ),
     "one_raises_between": (
         ["number 1 .* rank 1 gave up: MemoryError: no room to pack"],

@@ -6,6 +6,7 @@ import sys
 import warnings
 from dataclasses import replace
 
+import pytest
 import torch
 
 from gloo_run import run_ranks
@@ -71,10 +72,6 @@ def test_every_form_of_parts_on_two_ranks() -> None:
     assert run_ranks(move_all, 2) == how_many(2)
 
 
-def test_every_form_of_parts_on_three_ranks() -> None:
-    assert run_ranks(move_all, 3) == how_many(3)
-
-
 def add_in_team_order(rank: int, world_size: int, team: tuple[int, ...]) -> list[int]:
     """Sums whose value depends on the order and on rounding, of a few elements and of many."""
     communicator = Communicator.instance()
@@ -94,6 +91,20 @@ def add_in_team_order(rank: int, world_size: int, team: tuple[int, ...]) -> list
     return found
 
 
-def test_long_sums_in_team_order() -> None:
+def work_together(rank: int, world_size: int) -> tuple[int, list[int]]:
+    return move_all(rank, world_size), add_in_team_order(rank, world_size, (2, 0, 1))
+
+
+@pytest.fixture(scope="module")
+def together() -> list[tuple[int, list[int]]]:
+    """What three ranks found, in one start of processes."""
+    return run_ranks(work_together, 3)
+
+
+def test_every_form_of_parts_on_three_ranks(together: list[tuple[int, list[int]]]) -> None:
+    assert [checked for checked, _ in together] == how_many(3)
+
+
+def test_long_sums_in_team_order(together: list[tuple[int, list[int]]]) -> None:
     """(1e8 - 1e8) + 1 is 1; 256 + 1 + 2 is rounded once, to 260, an addition at a time to 258."""
-    assert run_ranks(add_in_team_order, 3, (2, 0, 1)) == [[1, 260, 1, 260]] * 3
+    assert [found for _, found in together] == [[1, 260, 1, 260]] * 3
