@@ -71,6 +71,7 @@ def _methods_reading(read: _Read) -> dict[str, Callable[..., Any]]:
         "__hash__": hash_fields,
         "__reduce__": reduce,
         "__repr__": _show,
+        "_repr_pretty_": _show_in_one_line,
         "__setattr__": _refuse_to_set,
         "__delattr__": _refuse_to_delete,
     }
@@ -79,6 +80,11 @@ def _methods_reading(read: _Read) -> dict[str, Callable[..., Any]]:
 def _show(self: Any) -> str:
     shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__match_args__)
     return f"{self.__class__.__qualname__}({shown})"
+
+
+def _show_in_one_line(self: object, printer: Any, cycle: bool) -> None:
+    """What IPython and hypothesis ask for: field by field, a program would take them minutes."""
+    printer.text(repr(self))
 
 
 def _refuse_to_set(self: object, name: str, value: object) -> NoReturn:

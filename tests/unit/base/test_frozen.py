@@ -8,6 +8,7 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +98,14 @@ def test_values_are_shown_as_dataclasses_are() -> None:
 
 def test_what_a_class_defines_stays() -> None:
     assert repr(Word("Tea")) == "<Tea>"
+
+
+def test_pretty_printers_take_the_repr_as_it_is() -> None:
+    texts: list[str] = []
+    values: list[Any] = [Table({"x": 1}), Word("Tea")]
+    for value in values:
+        value._repr_pretty_(SimpleNamespace(text=texts.append), False)
+    assert texts == ["Table(rows={'x': 1})", "<Tea>"]
     assert Word("Tea") == Word("tea") and hash(Word("Tea")) == hash(Word("tea"))
     assert Word("tea").title() == "Tea"
 
