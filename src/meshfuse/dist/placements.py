@@ -16,6 +16,7 @@ from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.shard import number_digits
 from meshfuse.expr import ceildiv, const, const_value
+from meshfuse.facts.digits import digits_above
 from meshfuse.facts.holdings import held
 from meshfuse.facts.sharding import (
     Digit,
@@ -116,7 +117,7 @@ def _place(
     if dim < 0:
         return Replicate()
     pieces = 1
-    for digit in _digits_above(sharding.axes[dim], axis):
+    for digit in digits_above(sharding.axes[dim], axis):
         if digit.owner in earlier:
             continue  # each rank sees one value of it
         extent = const_value(digit.extent) if digit.owner is None else mesh.axis_size(digit.owner)
@@ -126,10 +127,6 @@ def _place(
             )
         pieces *= extent
     return Shard(dim) if pieces == 1 else StridedShard(dim, pieces)
-
-
-def _digits_above(digits: Digits, axis: ParallelType) -> Digits:
-    return digits[: next(k for k, digit in enumerate(digits) if digit.owner == axis)]
 
 
 # From placements.

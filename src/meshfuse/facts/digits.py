@@ -1,4 +1,4 @@
-"""The values that say which rank holds what: digits of axes, and shardings made of them."""
+"""Which rank holds what: digits of axes, shardings made of them, and what can be read off them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from meshfuse.base.frozen import frozen_dataclass
-from meshfuse.expr import IntExpr, const_value
+from meshfuse.expr import IntExpr, const, const_value, mul
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
 
@@ -42,6 +42,52 @@ class Sharding:
     mesh: DeviceMesh | None
     axes: tuple[Digits, ...]
     partial: Mapping[ParallelType, str] = field(default_factory=dict[ParallelType, str], hash=False)
+
+
+def is_whole(digits: Sequence[Digit]) -> bool:
+    """Whether no mesh axis owns a digit, so that every rank holds all of the axis."""
+    return all(digit.owner is None for digit in digits)
+
+
+def local_extent(digits: Sequence[Digit]) -> IntExpr:
+    """The product of the local digits."""
+    return mul(const(1), *(digit.extent for digit in digits if digit.owner is None))
+
+
+def weights(digits: Sequence[Digit]) -> dict[ParallelType, IntExpr]:
+    """By how many indices the parts of each mesh axis are apart: the product of what is below.
+
+    [2@x, 3, 4@y] -> {y: 1, x: 12}
+    """
+    found: dict[ParallelType, IntExpr] = {}
+    weight: IntExpr = const(1)
+    for digit in reversed(digits):
+        if digit.owner is not None:
+            found[digit.owner] = weight
+        weight = weight * digit.extent
+    return found
+
+
+def digits_above(digits: Sequence[Digit], mesh_axis: ParallelType) -> Sequence[Digit]:
+    """The digits that are more significant than that of `mesh_axis`, which has one."""
+    return digits[: next(k for k, digit in enumerate(digits) if digit.owner == mesh_axis)]
+
+
+def is_one_block(digits: Sequence[Digit], mesh_axis: ParallelType) -> bool:
+    """Whether a rank's part follows on that of the rank before it: no local digit stands above."""
+    return all(digit.owner is not None for digit in digits_above(digits, mesh_axis))
+
+
+def is_every_nth(digits: Sequence[Digit], mesh_axis: ParallelType) -> bool:
+    """Whether a rank has every n-th index of what the team has: no local digit stands below."""
+    below = digits[len(digits_above(digits, mesh_axis)) :]
+    return all(digit.owner is not None for digit in below)
+
+
+def in_blocks(digits: Sequence[Digit]) -> bool:
+    """Whether no local digit stands above one of a mesh axis: ranks hold consecutive indices."""
+    owned = [digit.owner is not None for digit in digits]
+    return owned == sorted(owned, reverse=True)
 
 
 def remaining_digit(digits: Sequence[Digit]) -> int | None:

@@ -24,7 +24,7 @@ from meshfuse.expr import (
     mul,
     symbol,
 )
-from meshfuse.facts.digits import Digit, Digits, Sharding
+from meshfuse.facts.digits import Digit, Digits, Sharding, is_whole, local_extent
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
 Runs = tuple[range, ...]
@@ -39,7 +39,7 @@ Coordinates = Mapping[ParallelType, int]
 
 def is_even(digits: Sequence[Digit], extent: IntExpr) -> bool:
     """Whether ranks are known to hold equally many indices: the digits make up exactly the axis."""
-    return all(digit.owner is None for digit in digits) or known_equal(_weight(digits), extent)
+    return is_whole(digits) or known_equal(_weight(digits), extent)
 
 
 def held_count(
@@ -49,17 +49,17 @@ def held_count(
 
     [2@x, 4] over 7  ->  min(4, max(0, 7 - 4*x))     [4, 2@x] over 7  ->  3 + min(1, max(0, 1 - x))
     """
-    if all(digit.owner is None for digit in digits):
+    if is_whole(digits):
         return extent
     if is_even(digits, extent):
-        return _local_part(digits)
+        return local_extent(digits)
     count, rest = const(0), extent
     for position, digit in enumerate(digits):
         below = digits[position + 1 :]
         weight = _weight(below)
         if digit.owner is None:
             period = maximum(weight, 1)  # An axis of size 0 may have digits of extent 0.
-            count += floordiv(rest, period) * _local_part(below)
+            count += floordiv(rest, period) * local_extent(below)
             rest = mod(rest, period)
         else:
             first = mul(coordinates[digit.owner], weight)
@@ -83,10 +83,6 @@ def coordinate_symbol(mesh: DeviceMesh, mesh_axis: ParallelType) -> Symbol:
 
 def _weight(digits: Sequence[Digit]) -> IntExpr:
     return mul(const(1), *(digit.extent for digit in digits))
-
-
-def _local_part(digits: Sequence[Digit]) -> IntExpr:
-    return mul(const(1), *(digit.extent for digit in digits if digit.owner is None))
 
 
 # Listing.

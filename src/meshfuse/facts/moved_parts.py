@@ -6,11 +6,10 @@ are packed to be sent, whatever the memory order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from meshfuse.expr import is_const
+from meshfuse.facts.digits import is_every_nth, is_one_block
 from meshfuse.facts.holdings import is_even
-from meshfuse.facts.sharding import Digit, Digits, sharding_of
+from meshfuse.facts.sharding import sharding_of
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.comm import AllGather, Communication, Exchange, LocalSlice, ReduceScatter
 from meshfuse.ir.mesh import ParallelType
@@ -45,23 +44,7 @@ def _unlike_blocks(
     return None
 
 
-def is_one_block(digits: Digits, mesh_axis: ParallelType) -> bool:
-    """Whether a rank's part follows on that of the rank before it: no local digit stands above."""
-    return all(digit.owner is not None for digit in _above(digits, mesh_axis))
-
-
-def is_every_nth(digits: Digits, mesh_axis: ParallelType) -> bool:
-    """Whether a rank has every n-th index of what the team has: no local digit stands below."""
-    below = digits[len(_above(digits, mesh_axis)) :]
-    return all(digit.owner is not None for digit in below)
-
-
 def slices_in_place(program: Program, expr: LocalSlice) -> bool:
     """Whether a local slice is a view of its source."""
     digits = sharding_of(program, expr.out).axes[expr.axis]
     return is_one_block(digits, expr.mesh_axis) or is_every_nth(digits, expr.mesh_axis)
-
-
-def _above(digits: Digits, mesh_axis: ParallelType) -> Sequence[Digit]:
-    place = next(k for k, digit in enumerate(digits) if digit.owner == mesh_axis)
-    return digits[:place]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import final
 
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, ceildiv, const, floordiv, is_const, known_equal, mul
 from meshfuse.expr.polynomial import quotient_if_exact
+from meshfuse.facts.digits import is_one_block, is_whole, weights
 from meshfuse.facts.received import exchanged, gathered, largest_part, nominal
 from meshfuse.facts.sharding import (
     Digit,
@@ -69,7 +70,7 @@ class Moves:
     def slice(self, current: Sharding, mesh_axis: ParallelType, axis: int, digits: Digits) -> Move:
         """Keep what `digits`, in place of those of `axis`, leave to a rank."""
         after = _with_axis(current, axis, digits)
-        blocks = _leads(digits, mesh_axis)
+        blocks = is_one_block(digits, mesh_axis)
         return Move(
             LocalSlice, mesh_axis, after, const(0), "local_slice", axis, is_in_blocks=blocks
         )
@@ -88,7 +89,7 @@ class Moves:
             received = self._largest(others, axis) * lacking
         else:
             received = self._largest(current.axes) * (self.mesh.axis_size(mesh_axis) - 1)
-        blocks = _leads(before, mesh_axis)
+        blocks = is_one_block(before, mesh_axis)
         return Move(AllGather, mesh_axis, after, received, "all_gather", axis, is_in_blocks=blocks)
 
     def reduce(self, current: Sharding, mesh_axis: ParallelType) -> Move:
@@ -105,7 +106,7 @@ class Moves:
         after = _with_axis(_without_terms(current, mesh_axis), axis, digits)
         received = self._largest(after.axes) * (self.mesh.axis_size(mesh_axis) - 1)
         function = current.partial[mesh_axis]
-        blocks = _leads(digits, mesh_axis)
+        blocks = is_one_block(digits, mesh_axis)
         return Move(
             ReduceScatter, mesh_axis, after, received, "reduce_scatter", axis, function, blocks
         )
@@ -151,7 +152,7 @@ def place_as(
     if all(owner in wanted for owner in present):
         made = [keep_owners(goal, (*present, mesh_axis), extent, mesh)]
     else:
-        weight = _weights(goal)[mesh_axis]
+        weight = weights(goal)[mesh_axis]
         made = [
             canonical(_cut(digits, position, mesh_axis, ranks, below), extent, mesh)
             for position, lower in _local_digits(digits)
@@ -184,7 +185,7 @@ def keeps_places(before: Digits, after: Digits) -> bool:
     """Whether the mesh axes that both have cut the axis alike: a digit says of an index
     `index // weight % extent`, so it is enough that weights are equal, for every size.
     """
-    left, right = _weights(before), _weights(after)
+    left, right = weights(before), weights(after)
     return all(
         weight is right[owner] or known_equal(weight, right[owner])
         for owner, weight in left.items()
@@ -210,22 +211,6 @@ def _local_digits(digits: Digits) -> Iterator[tuple[int, IntExpr]]:
             found.append((position, weight))
         weight = weight * digits[position].extent
     yield from reversed(found)
-
-
-def _weights(digits: Digits) -> Mapping[ParallelType, IntExpr]:
-    weight: IntExpr = const(1)
-    found: dict[ParallelType, IntExpr] = {}
-    for digit in reversed(digits):
-        if digit.owner is not None:
-            found[digit.owner] = weight
-        weight = weight * digit.extent
-    return found
-
-
-def _leads(digits: Digits, mesh_axis: ParallelType) -> bool:
-    """Whether the parts of a team follow one another: no local digit stands above."""
-    position = next(k for k, digit in enumerate(digits) if digit.owner == mesh_axis)
-    return all(digit.owner is not None for digit in digits[:position])
 
 
 def replaced(axes: tuple[Digits, ...], axis: int, digits: Digits) -> tuple[Digits, ...]:
@@ -257,4 +242,4 @@ def _kind(src: Sharding, dst: Sharding) -> str:
 
 
 def _is_whole(sharding: Sharding) -> bool:
-    return all(digit.owner is None for digits in sharding.axes for digit in digits)
+    return all(map(is_whole, sharding.axes))

@@ -147,9 +147,11 @@ the less, the better.
 
 _Path = tuple[_Cost, int, Sharding, tuple[Move, ...], bool]
 """The cost, with what must still come; a number against ties; where it leads; if it is ended."""
-_FEW_MESH_AXES: Final = 2
 
 _FREE: Final[_Cost] = (0, 0, 0, 0, 0)
+
+_FEW_MESH_AXES: Final = 2
+"""On a mesh of more axes the search does not look at every place: that would take seconds."""
 
 
 def _cost(moves: Sequence[Move]) -> _Cost:
@@ -305,7 +307,7 @@ class _Planner:
 
         Else where parts are even, but not where they are larger and what is wanted is no nearer.
         Anywhere if parts are uneven everywhere, and on meshes of few axes if they are somewhere:
-        each place may be the best in the end. (On others that would take seconds.)
+        each place may be the best in the end.
         """
         goal = self._place_in_target(current, mesh_axis)
         places = [] if goal is None else [goal]

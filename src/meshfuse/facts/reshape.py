@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshfuse.expr import IntExpr, const, const_value, is_const, mul
+from meshfuse.expr import IntExpr, const_value, is_const
+from meshfuse.facts.digits import in_blocks, weights
 from meshfuse.facts.holdings import is_even
 from meshfuse.facts.sharding import Digit, Digits, add_root_digits, canonical, deal_digits
 from meshfuse.ir.axes import AxisName, IterDomain, TensorName
-from meshfuse.ir.mesh import DeviceMesh, ParallelType
+from meshfuse.ir.mesh import DeviceMesh
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import Merge, Split, Swizzle1d
 
@@ -87,27 +88,12 @@ def _cut_alike(digits: Digits, normal: Digits) -> bool:
     [4@x, 4], and 6 elements are what 2 rows have. Blocks of sizes not known are even, as a run
     demands of them.
     """
-    wanted = _weights(normal)
+    wanted = weights(normal)
     return all(
         const_value(weight) is None or const_value(wanted[owner]) in (None, const_value(weight))
-        for owner, weight in _weights(digits).items()
+        for owner, weight in weights(digits).items()
         if owner in wanted
     )
-
-
-def _weights(digits: Digits) -> dict[ParallelType, IntExpr]:
-    """By how many elements the parts of each mesh axis are apart."""
-    return {
-        digit.owner: mul(const(1), *(below.extent for below in digits[place + 1 :]))
-        for place, digit in enumerate(digits)
-        if digit.owner is not None
-    }
-
-
-def in_blocks(digits: Digits) -> bool:
-    """Whether no local digit stands above one of a mesh axis: ranks hold consecutive pieces."""
-    owned = [digit.owner is not None for digit in digits]
-    return owned == sorted(owned, reverse=True)
 
 
 def is_whole_pieces(digits: Digits, extent: IntExpr) -> bool:

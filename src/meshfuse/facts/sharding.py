@@ -9,7 +9,14 @@ from functools import lru_cache, partial, singledispatch
 from meshfuse.base.errors import InvariantError, Unsupported, UserError
 from meshfuse.expr import IntExpr, ceildiv, const, const_value, known_multiple, mul
 from meshfuse.expr.polynomial import quotient_if_exact
-from meshfuse.facts.digits import Digit, Digits, Sharding, remaining_digit
+from meshfuse.facts.digits import (
+    Digit,
+    Digits,
+    Sharding,
+    is_whole,
+    local_extent,
+    remaining_digit,
+)
 from meshfuse.facts.holdings import coordinate_symbol, held_count
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, TensorName
 from meshfuse.ir.comm import AllReduce, ReduceScatter
@@ -189,11 +196,6 @@ def rank_extent(digits: Digits, extent: IntExpr, mesh: DeviceMesh | None) -> Int
     return held_count(digits, extent, {owner: coordinate_symbol(mesh, owner) for owner in owners})
 
 
-def local_extent(digits: Sequence[Digit]) -> IntExpr:
-    """The product of the local digits."""
-    return mul(const(1), *(digit.extent for digit in digits if digit.owner is None))
-
-
 def reduced_mesh_axes(
     program: Program, tensor: TensorName
 ) -> tuple[tuple[ParallelType, AxisName], ...]:
@@ -224,7 +226,7 @@ def canonical(digits: Sequence[Digit], extent: IntExpr, mesh: DeviceMesh | None)
     [2, 2@x, 3] over 7 stays, as [ceil(ceil(n/3)/2), 2@x, 3] does.
     Without a mesh, every mesh digit stays.
     """
-    if all(digit.owner is None for digit in digits):
+    if is_whole(digits):
         return (Digit(extent),)
     return _canonical(tuple(digits), extent, mesh)
 
@@ -324,7 +326,7 @@ def _counting_ranks(digit: Digit, owner: ParallelType, mesh: DeviceMesh | None) 
 
 def _unmerge(digits: Digits, outer: IterDomain, inner: IterDomain) -> tuple[Digits, Digits] | None:
     """Deal the digits of a merged axis out to its parts; None if a mesh digit straddles them."""
-    if all(digit.owner is None for digit in digits):
+    if is_whole(digits):
         return (Digit(outer.extent),), (Digit(inner.extent),)
     taken: list[Digit] = []
     rest, needed = list(digits), inner.extent

@@ -15,6 +15,7 @@ from meshfuse.ir.schedule import Merge, Split, Step
 
 VIEWS: Final = (Broadcast, Permute, Reshape, Squeeze)
 View = Broadcast | Permute | Reshape | Squeeze
+"""The same elements under other axes."""
 
 Memory = list[tuple[AxisName, bool | None]]
 """Axes that are not broadcast, slowest first, each with its contiguity flag."""

@@ -9,6 +9,7 @@ from meshfuse.base.errors import InvariantError, Unsupported
 from meshfuse.expr import IntExpr, Symbol, const, const_value, free_symbols, known_equal, mul
 from meshfuse.expr.bounds import is_nonnegative
 from meshfuse.facts.axis_map import element_counts, meeting_extents
+from meshfuse.facts.digits import is_whole
 from meshfuse.facts.holdings import coordinate_symbol
 from meshfuse.facts.layout import is_contiguous, layout_of
 from meshfuse.facts.sharding import (
@@ -157,7 +158,7 @@ def _ranks(sharding: Sharding, axis: int) -> int:
 
 def _divisor(digits: tuple[Digit, ...]) -> int:
     """The product of the constant digits of a sharded axis; 1 for one that is whole."""
-    if all(digit.owner is None for digit in digits):
+    if is_whole(digits):
         return 1
     sizes = [const_value(digit.extent) for digit in digits]
     if sizes.count(None) > 1:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import final
 
 from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.facts.digits import is_whole
 from meshfuse.facts.sharding import Digit, Sharding, sharding_of
+from meshfuse.facts.views import View
 from meshfuse.ir.axes import AxisKind, TensorName
-from meshfuse.ir.ops import Broadcast, Expr, Permute, Reshape, Squeeze
+from meshfuse.ir.ops import Expr, Reshape
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import Name, map_names
 from meshfuse.passes.operands import with_operands
@@ -18,9 +20,6 @@ from meshfuse.passes.placement import (
     new_local_result,
     produced_sharding,
 )
-
-View = Broadcast | Permute | Reshape | Squeeze
-"""The same elements under other axes."""
 
 
 @final
@@ -67,7 +66,7 @@ def _placement_for(program: Program, view: View, need: Sharding) -> Placement | 
     if need.mesh is None:
         return None
     if isinstance(view, Reshape):
-        if any(digit.owner is not None for digits in need.axes for digit in digits):
+        if not all(map(is_whole, need.axes)):
             return None
         placement = tuple((Digit(axis.extent),) for axis in definition.root)
     elif definition.root or len(definition.logical) != len(need.axes):

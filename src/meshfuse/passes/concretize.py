@@ -18,7 +18,7 @@ from meshfuse.expr import (
     substitute,
 )
 from meshfuse.facts.axis_map import element_counts, meeting_extents
-from meshfuse.facts.reshape import in_blocks
+from meshfuse.facts.digits import in_blocks
 from meshfuse.facts.sharding import axis_digits, has_mesh_leaf
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.build_reshape import derive_reshape

@@ -10,10 +10,12 @@ from typing import final
 from meshfuse.base.dtypes import ITEM_BYTES
 from meshfuse.base.errors import Unsupported
 from meshfuse.base.trace import Note
+from meshfuse.facts.digits import is_whole
 from meshfuse.facts.facts import output_names, tensor_outputs
 from meshfuse.facts.redistribute import COMMUNICATION_NAMES, Move, communication_of, plan
 from meshfuse.facts.refusal import Refusal
 from meshfuse.facts.sharding import Sharding, sharding_of
+from meshfuse.facts.views import View
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.ops import Expr, Linear, Reshape, Set, Welford
@@ -28,7 +30,7 @@ from meshfuse.ir.rewrite import (
     without_unnamed,
 )
 from meshfuse.passes.apply_sharding import new_sharded_tensor
-from meshfuse.passes.before_views import View, lift, view_again
+from meshfuse.passes.before_views import lift, view_again
 from meshfuse.passes.defer_reductions import defer_reductions
 from meshfuse.passes.linear_bias import separate_bias
 from meshfuse.passes.moments import combine_moments
@@ -289,7 +291,7 @@ def _call(expr: Expr) -> str:
 def _operand_reason(operand: TensorName, have: Sharding, need: Sharding, expr: Expr) -> str:
     if have.mesh != need.mesh:
         return f"{operand} lies on {have.mesh}, and {_call(expr)} is computed on {need.mesh}"
-    whole = all(digit.owner is None for digits in need.axes for digit in digits)
+    whole = all(map(is_whole, need.axes))
     return f"{operand} is needed {'whole' if whole else 'sharded'} by {_call(expr)}"
 
 

@@ -7,6 +7,7 @@ from typing import final
 
 from meshfuse.base.trace import Note
 from meshfuse.expr import const
+from meshfuse.facts.digits import is_one_block
 from meshfuse.facts.facts import output_names
 from meshfuse.facts.layout import (
     Layout,
@@ -17,7 +18,7 @@ from meshfuse.facts.layout import (
     local_bytes,
     without_single,
 )
-from meshfuse.facts.moved_parts import is_one_block, packing_reason, slices_in_place
+from meshfuse.facts.moved_parts import packing_reason, slices_in_place
 from meshfuse.facts.redistribute import COMMUNICATION_NAMES
 from meshfuse.facts.sharding import local_extents, sharding_of
 from meshfuse.ir.axes import TensorName

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from meshfuse.base.errors import InvariantError, Unsupported
 from meshfuse.facts.axis_map import output_places
+from meshfuse.facts.digits import is_whole
 from meshfuse.facts.facts import tensor_outputs
 from meshfuse.facts.reshape import digits_after_reshape, digits_of_root
 from meshfuse.facts.sharding import (
@@ -205,7 +206,7 @@ def new_local_result(
     steps: list[Split] = []
     bindings: dict[AxisName, ParallelType] = {}
     for axis, digits in zip(root, placement, strict=True):
-        if axis.kind.is_tensor_axis or all(digit.owner is None for digit in digits):
+        if axis.kind.is_tensor_axis or is_whole(digits):
             logical.append(axis)
             continue
         digits = covering(digits, axis.extent)

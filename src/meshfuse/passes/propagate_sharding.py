@@ -9,6 +9,7 @@ from math import inf
 
 from meshfuse.base.trace import Note
 from meshfuse.expr import const
+from meshfuse.facts.digits import is_whole
 from meshfuse.facts.facts import output_names, tensor_operands, tensor_outputs
 from meshfuse.facts.layout import allocation_of, layout_of
 from meshfuse.facts.reshape import digits_after_reshape, is_whole_pieces
@@ -265,7 +266,7 @@ def _reshaped_offers(
     """
     offers: list[Offer] = []
     for axis, image in carried_axes(program, expr, 0, expr.out).items():
-        if all(digit.owner is None for digit in digits[axis]):
+        if is_whole(digits[axis]):
             continue
         found = digits_after_reshape(program, expr.out, {image: digits[axis]}, None)
         extents = {a.name: a.extent for a in program.tensor(expr.out).logical}

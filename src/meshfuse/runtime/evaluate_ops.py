@@ -22,6 +22,7 @@ from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.trace import Trace
 from meshfuse.expr import IntExpr, Symbol, const
 from meshfuse.expr import evaluate as evaluate_int
+from meshfuse.facts.digits import is_whole
 from meshfuse.facts.holdings import held
 from meshfuse.facts.sharding import Digit, Sharding
 from meshfuse.ir.axes import ScalarName, TensorName
@@ -96,7 +97,7 @@ class Environment:
         mesh = None if placed is None else placed.sharding.mesh
         if placed is None or mesh is None:
             return None
-        if all(digit.owner is None for digit in placed.sharding.axes[axis]):
+        if is_whole(placed.sharding.axes[axis]):
             return None
         if self.rank not in mesh.ids:
             return ()
