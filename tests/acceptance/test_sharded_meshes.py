@@ -95,3 +95,36 @@ def test_statistics_for_another_mesh() -> None:
         replicate(DeviceMesh([2]), mean)
     data = integers(3, 4)
     check(simulate(fd, [data]), data.mean(1), [2], -1)
+
+
+def test_a_kernel_of_a_scalar_that_the_first_rank_does_not_hold() -> None:
+    mesh = DeviceMesh([2, 1])
+    fd = FusionDefinition()
+    with fd:
+        x = fd.define_tensor([])
+        fd.add_output(fd.ops.exp(x) * x)
+        replicate(mesh, x)
+    for rank, (output,) in enumerate(simulate(fd, [torch.tensor(0.0)])):
+        assert isinstance(output, DistributedTensor)
+        assert output.local.tolist() == ([] if rank == 0 else 0.0)
+
+
+def test_the_mesh_of_a_result_places_the_next_program() -> None:
+    mesh = DeviceMesh([[1, 0]], names=("dp", "tp"))
+    fd, following = FusionDefinition(), FusionDefinition()
+    with fd:
+        x = fd.define_tensor([4], contiguity=True)
+        fd.add_output(fd.ops.neg(x))
+        replicate(mesh, x)
+    (output,), _ = simulate(fd, [integers(4)])
+    assert isinstance(output, DistributedTensor)
+    assert output.mesh == mesh
+    assert mesh == output.mesh
+    with following:
+        x = following.define_tensor([4], contiguity=True)
+        x.set_device_mesh(output.mesh)
+        following.add_output(following.ops.neg(x))
+    (back,), _ = simulate(following, [output.local])
+    assert isinstance(back, DistributedTensor)
+    assert torch.equal(back.local, integers(4))
+    assert back.mesh == mesh

@@ -132,3 +132,20 @@ def test_layer_norm_of_sharded_features(cut: Cut, features: int, dtype: DataType
         torch.testing.assert_close(result.local, part, rtol=tolerance, atol=tolerance)
     assert set(posted(fd)) <= {"all_gather"}
     assert all("T0" not in step.src for step in fd.fec.communications())
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_statistics_of_nothing(cut: Cut) -> None:
+    """As on one device: NaN for mean and variance, whichever rank holds nothing of it."""
+    fd = FusionDefinition()
+    with fd:
+        x = fd.define_tensor([3, -1], contiguity=True)
+        for result in (*fd.ops.var_mean(x, [1]), *fd.ops.welford(x, [1])):
+            fd.add_output(result)
+        cut.apply(x, 1)
+    undefined = torch.full((3,), torch.nan)
+    expected = [undefined, undefined, undefined, torch.zeros(3), torch.zeros(3, dtype=torch.int64)]
+    for outputs in simulate(fd, [torch.ones(3, 0)]):
+        for output, whole in zip(outputs, expected, strict=True):
+            assert isinstance(output, DistributedTensor)
+            torch.testing.assert_close(output.local, whole, equal_nan=True)

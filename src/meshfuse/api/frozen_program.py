@@ -73,7 +73,9 @@ def check_sharding(frozen: FrozenProgram, position: int, value: DistributedTenso
     if not same:
         raise UserError(
             f"input {position}, {frozen.expected[position]}, must be sharded as "
-            f"{facts.describe(wanted)}, but got {facts.describe(value.sharding)}"
+            f"{facts.describe(wanted)}, but got {facts.describe(value.sharding)}; shard the input "
+            "so and have fd.ops.set move it, or cut this rank's part out of full_tensor() with "
+            "multidevice.shard_tensor"
         )
 
 

@@ -20,7 +20,7 @@ class DeviceMesh:
 
     Takes a nested list, a range, or anything with `.tolist()`. The last axis is `mesh_x`, the one
     before `mesh_y`, then `mesh_z`. Meshes are equal if they have the same ranks in the same shape
-    under the same names.
+    under the same names, and so is the `mesh` of a DistributedTensor.
     """
 
     __slots__ = ("ranks",)
@@ -81,7 +81,7 @@ class DeviceMesh:
         return tensor.narrow(axis, block * length, length).contiguous()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DeviceMesh) and self.ranks == other.ranks
+        return self.ranks == (other.ranks if isinstance(other, DeviceMesh) else other)
 
     def __hash__(self) -> int:
         return hash(self.ranks)

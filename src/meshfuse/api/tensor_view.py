@@ -14,6 +14,7 @@ from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.expr.nodes import Const, IntExpr
 from meshfuse.expr.simplify import as_expr, const
 from meshfuse.ir import build, transforms
+from meshfuse.ir import mesh as ir_mesh
 from meshfuse.ir.axes import AxisName, ScalarName, TensorName
 from meshfuse.ir.describe import describe
 from meshfuse.ir.fusion import TensorDef
@@ -298,11 +299,14 @@ class TensorView(Arithmetic):
             raise UserTypeError(f"{call}: takes a MemoryType")
         self._change(call, transforms.set_memory_type, memory_type)
 
-    def set_device_mesh(self, mesh: DeviceMesh) -> None:
+    def set_device_mesh(self, mesh: DeviceMesh | ir_mesh.DeviceMesh) -> None:
         """Place the tensor on a mesh: replicated, until loop axes are parallelized over mesh axes.
 
-        A tensor that has a mesh is annotated: propagation never changes it.
+        Takes the `mesh` of a DistributedTensor, too. A tensor that has a mesh is annotated:
+        propagation never changes it.
         """
+        if isinstance(mesh, ir_mesh.DeviceMesh):
+            mesh = DeviceMesh(mesh)
         if not isinstance(mesh, DeviceMesh):
             raise UserTypeError(
                 f"{self.name}.set_device_mesh({mesh!r}): takes a multidevice.DeviceMesh"

@@ -9,6 +9,7 @@ from meshfuse.base.errors import ScheduleError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import Symbol
 from meshfuse.ir.axes import AxisKind, TensorName
+from meshfuse.ir.ops import Welford
 from meshfuse.ir.program import Program
 from meshfuse.kernel.accumulators import (
     Reducing,
@@ -210,7 +211,8 @@ def _end_reduction(
         return
     groups = zip(nest.tiles, emitter.frame.tile_axes_of(nest), strict=True)
     tiles = tuple(axis.name for group, axis in groups if group.reduced)
-    may_be_empty = any(
+    of_counted_parts = isinstance(expr, Welford) and expr.src_count is not None  # all may be 0
+    may_be_empty = of_counted_parts or any(
         axis.kind is AxisKind.reduction and (axis.extent.low or 0) < 1
         for axis in program.tensor(nest.tensor).maybe_root
     )

@@ -23,6 +23,8 @@ def refine_layouts(
         if name in program.fusion.tensors and isinstance(argument, TensorSignature):
             tensor = TensorName(name)
             axes = program.tensor(tensor).tensor_axes
+            if len(argument.order) != len(axes):
+                continue  # A tensor of other ranks and no axes: what stands for it here has one.
             order = tuple(axes[dim].name for dim in argument.order)
             schedule = replace(
                 program.schedule(tensor), allocation=Allocation(order, argument.contiguity)
