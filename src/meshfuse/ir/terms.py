@@ -15,9 +15,10 @@ from meshfuse.ir.ops import UnaryExpr
 class Terms(UnaryExpr):
     """Each rank's term of `src`, which is partial, as its element of a new last axis of `out`.
 
-    `count` terms, one for each place on the mesh axes along which `src` is partial; the new axis
-    lies on those alone, so that nothing moves: a view. Made by decomposition only, for reductions
-    whose terms no collective combines.
+    `count` terms, one for each place on the mesh axes along which `src` is partial. The new axis
+    lies on those alone, so that nothing moves: a view. Or it is whole, for terms that are equal on
+    all ranks: each repeats its own. Made by decomposition only, for reductions whose terms no
+    collective combines.
     """
 
     out: Out[TensorName]

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from meshfuse.base.errors import InvariantError
 from meshfuse.expr import const
-from meshfuse.facts.sharding import Digit, Sharding, sharding_of
-from meshfuse.ir.axes import AxisKind, IterDomain, TensorName
+from meshfuse.facts.holdings import is_even
+from meshfuse.facts.sharding import Digit, Sharding, axis_digits, sharding_of
+from meshfuse.ir.axes import AxisKind, TensorName
 from meshfuse.ir.fusion import TensorDef
 from meshfuse.ir.ops import Welford
 from meshfuse.ir.program import Program
@@ -28,28 +29,41 @@ def combine_moments(
     ->  T7 = terms(T4, 2) [m, mesh_x{2}];  ...;  T1, T2, T3 = welford(T7, [1], T8, T9)
 
     The outputs keep their tensor axes, with schedule, and reduce the terms alone. Parts may be of
-    different sizes, or empty: then their count is 0.
+    different sizes, or empty: then their count is 0. Where they are known to be even all ranks
+    count alike, and T9 is whole as it is made: only means and m2 are to be gathered.
     """
-    stacked: list[TensorName] = []
-    terms: list[Terms] = []
-    for part in parts:
-        program, made = _side_by_side(program, part)
-        stacked.append(made.out)
-        terms.append(made)
+    mean, m2, count = parts
+    program, means = _side_by_side(program, mean)
+    program, m2s = _side_by_side(program, m2)
+    program, counts = _side_by_side(program, count, are_equal=_are_even(program, count))
     for out in expr.outs:
-        program = _reducing_terms(program, out, terms[0].count)
-    axis = program.tensor(parts[0]).ndim
-    mean, m2, count = stacked
-    return program, tuple(terms), replace(expr, src=mean, axes=(axis,), src_m2=m2, src_count=count)
+        program = _reducing_terms(program, out, means.count)
+    axes = (program.tensor(mean).ndim,)
+    combining = replace(expr, src=means.out, axes=axes, src_m2=m2s.out, src_count=counts.out)
+    return program, (means, m2s, counts), combining
 
 
-def _side_by_side(program: Program, part: TensorName) -> tuple[Program, Terms]:
+def _are_even(program: Program, part: TensorName) -> bool:
+    """Whether ranks are known to hold equally many of the elements that `part` reduces."""
+    digits = axis_digits(program, part)
+    return all(
+        axis.kind.is_tensor_axis or is_even(digits[axis.name], axis.extent)
+        for axis in program.tensor(part).maybe_root
+    )
+
+
+def _side_by_side(
+    program: Program, part: TensorName, are_equal: bool = False
+) -> tuple[Program, Terms]:
+    """The terms of all ranks; those that are equal are on each."""
     lying = sharding_of(program, part)
     if lying.mesh is None:
         raise InvariantError(f"{part} is partial without a mesh")
     sizes = {owner: lying.mesh.axis_size(owner) for owner in lying.partial}
     count = math.prod(sizes.values())
     digits = tuple(Digit(const(size), owner) for owner, size in sizes.items())
+    if are_equal:
+        digits = (Digit(const(count)),)
     definition = program.tensor(part)
     kept = [(axis.kind, axis.extent) for axis in definition.tensor_axes]
     program, axes = fresh_axes(program, [*kept, (AxisKind.iteration, const(count))])
@@ -61,12 +75,11 @@ def _side_by_side(program: Program, part: TensorName) -> tuple[Program, Terms]:
 def _reducing_terms(program: Program, out: TensorName, count: int) -> Program:
     """`out` without the axes that it reduced, and with one of `count` terms, which it reduces."""
     program = without_reductions(program, out)
-    program, [(axis)] = fresh_axes(program, [(AxisKind.reduction, const(count))])
+    program, (axis,) = fresh_axes(program, [(AxisKind.reduction, const(count))])
     definition, schedule = program.tensor(out), program.schedule(out)
-    logical: tuple[IterDomain, ...] = (*definition.logical, axis)
     return add_tensor(
         program,
         out,
-        replace(definition, logical=logical),
+        replace(definition, logical=(*definition.logical, axis)),
         replace(schedule, leaves=(*schedule.leaves, axis.name)),
     )

@@ -123,8 +123,7 @@ def needed_terms(
 ) -> dict[ParallelType, str]:
     """The mesh axes along which the operand at `position` is to be partial, with the reduction."""
     if isinstance(expr, Terms):
-        owners = owners_of(sharding_of(program, expr.out).axes[-1], mesh)
-        return dict.fromkeys(owners, MOMENTS)
+        return dict.fromkeys(sharding_of(program, expr.src).partial, MOMENTS)
     found: dict[ParallelType, str] = {}
     out = TensorName(expr.outs[0])
     for owner, function in carried_terms(program, expr, out, mesh).items():

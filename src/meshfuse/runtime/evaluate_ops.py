@@ -279,7 +279,8 @@ def _(expr: Expand, env: Environment) -> tuple[Value, ...]:
 
 @evaluate.register
 def _(expr: Terms, env: Environment) -> tuple[Value, ...]:
-    return (env.tensor(expr.src).unsqueeze(-1),)
+    sizes = [evaluate_int(extent, env.sizes) for extent in env.shapes[expr.out]]
+    return (env.tensor(expr.src).unsqueeze(-1).expand(sizes),)
 
 
 @evaluate.register
