@@ -134,7 +134,9 @@ def divide(dividend: IntExpr, divisor: IntExpr) -> tuple[IntExpr, IntExpr]:
 
 
 def quotient_if_exact(dividend: IntExpr, divisor: IntExpr) -> IntExpr | None:
-    """dividend / divisor if polynomial division leaves no rest."""
+    """dividend / divisor if polynomial division leaves no rest; None by 0, of an empty axis."""
+    if isinstance(divisor, Const) and divisor.value == 0:
+        return None
     quotient, rest = divide(dividend, divisor)
     return quotient if isinstance(rest, Const) and rest.value == 0 else None
 
