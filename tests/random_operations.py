@@ -1,10 +1,12 @@
 """Operations for random programs: how each is drawn, defined, and computed by torch on one device.
 
-Their values are whole numbers, and true or false: exact, in whatever order ranks add.
+Their values are whole numbers, and true or false: exact, in whatever order ranks add. Those of a
+few are rounded, and only end a program.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +36,10 @@ class Op:
     name: str
     args: tuple[int, ...]
     extra: Extra = ()
+
+    def result(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """By torch, of all tensors before it."""
+        return OPS[self.name].compute([tensors[k] for k in self.args], self.extra)
 
 
 @dataclass(frozen=True)
@@ -349,6 +355,19 @@ def compute_sorted(args: list[torch.Tensor], extra: Extra) -> torch.Tensor:
     return args[0].topk(extra[0], extra[1], largest=extra[2], sorted=True)[0]
 
 
+def define_moments(fd: FusionDefinition, args: list[TensorView], extra: Extra) -> TensorView:
+    dims, keepdim = extra
+    return fd.ops.add(*fd.ops.var_mean(args[0], list(dims), 1, keepdim))
+
+
+def compute_moments(args: list[torch.Tensor], extra: Extra) -> torch.Tensor:
+    dims, keepdim = extra
+    mean = args[0].mean(dims, keepdim=True)
+    squares = (args[0] - mean).square().sum(dims, keepdim)
+    terms = math.prod(args[0].shape[dim] for dim in dims)
+    return squares / max(terms - 1, 0) + (mean if keepdim else mean.squeeze(dims))
+
+
 def reduction(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return lambda args, extra: function(args[0], extra[0], extra[1])
 
@@ -440,4 +459,9 @@ OPS: dict[str, Kind] = {
         lambda f, a, x: f.ops.embedding_fwd(in_range(f, a[0], x[0]), a[1]),
         lambda a, x: torch.nn.functional.embedding(within(a[0], x[0]), a[1]),
     ),
+    "moments": Kind(along(dtypes=[torch.float64]), define_moments, compute_moments),
+    "mean": Kind(along(dtypes=[torch.float64]), along_axes("mean"), reduction(torch.mean)),
 }
+
+ROUNDED = ("moments", "mean")
+"""Operations whose values depend on the order in which ranks add."""

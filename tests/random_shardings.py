@@ -19,7 +19,7 @@ from meshfuse.dist.shard import shard_tensor
 from meshfuse.facts.sharding import sharding_of
 from meshfuse.ir.axes import TensorName
 from meshfuse.multidevice import DeviceMesh
-from random_operations import DTYPES, OPS, Draw, Known, NoneFits, Op, Shape
+from random_operations import DTYPES, MOST_AXES, OPS, ROUNDED, Draw, Known, NoneFits, Op, Shape
 
 MESHES: tuple[Shape, ...] = (
     (1,),
@@ -33,6 +33,7 @@ MESHES: tuple[Shape, ...] = (
     (2, 2, 2),
 )
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12)
+EXACT = sorted(OPS.keys() - set(ROUNDED))
 FORMS = ("block", "cyclic", "strided")
 MOST_ELEMENTS = 4096
 LARGEST = float(2**40)
@@ -224,7 +225,7 @@ class Recipe:
         generator = torch.Generator().manual_seed(self.seed)
         found = [given.values(generator) for given in self.inputs]
         for op in self.ops:
-            found.append(OPS[op.name].compute([found[k] for k in op.args], op.extra))
+            found.append(op.result(found))
         return tuple(found)
 
     @property
@@ -261,26 +262,24 @@ class Recipe:
 
 
 @st.composite
-def recipes(draw: Draw, mesh: Shape, *, several_meshes: bool = False) -> Recipe:
-    """A program of up to eight operations, its tensors on `mesh`, or some on others too."""
+def recipes(
+    draw: Draw, mesh: Shape, *, several_meshes: bool = False, rounded: bool = False
+) -> Recipe:
+    """A program of up to eight operations, its tensors on `mesh`, or some on others too.
+
+    `rounded`: it ends with an operation whose value is, if one fits.
+    """
     sizes = draw(st.lists(st.sampled_from(SIZES), min_size=1, max_size=3, unique=True))
     inputs = [draw_input(draw, sizes) for _ in range(draw(st.integers(1, 3)))]
     tensors = [torch.empty(given.shape, dtype=given.dtype, device="meta") for given in inputs]
     stretches = not any(given.unknown for given in inputs)
     ops: list[Op] = []
-    for _ in range(draw(st.integers(1, 8))):
-        name = draw(st.sampled_from(sorted(OPS)))
-        try:
-            op = OPS[name].draw(draw, name, Known(tensors, stretches))
-        except NoneFits:
-            continue
-        result = OPS[name].compute([tensors[k] for k in op.args], op.extra)
-        if result.numel() <= MOST_ELEMENTS and result.ndim <= 4:
-            ops.append(op)
-            tensors.append(result)
-    if len(tensors) == len(inputs):
-        ops.append(Op("set", (0,)))
-        tensors.append(tensors[0])
+    for _ in range(draw(st.sampled_from((1, 2, 3, 3, 4, 5, 6, 8)))):
+        ops.append(draw_op(draw, Known(tensors, stretches), EXACT))
+        tensors.append(ops[-1].result(tensors))
+    if rounded:
+        ops.append(draw_op(draw, Known(tensors, stretches), ROUNDED))
+        tensors.append(ops[-1].result(tensors))
     outputs = [len(tensors) - 1]
     if len(ops) > 1 and draw(st.booleans()):
         outputs.append(draw(st.integers(len(inputs), len(tensors) - 2)))
@@ -293,14 +292,32 @@ def recipes(draw: Draw, mesh: Shape, *, several_meshes: bool = False) -> Recipe:
     )
 
 
+def rarely(draw: Draw) -> bool:
+    return draw(st.sampled_from((False, False, False, True)))
+
+
+def draw_op(draw: Draw, known: Known, names: Sequence[str]) -> Op:
+    """One of those names that fits what is there, of moderate size; else a copy."""
+    for name in draw(st.lists(st.sampled_from(names), min_size=3, max_size=3)):
+        try:
+            op = OPS[name].draw(draw, name, known)
+        except NoneFits:
+            continue
+        result = op.result(known.tensors)
+        if result.numel() <= MOST_ELEMENTS and result.ndim <= MOST_AXES:
+            return op
+    return Op("set", (draw(st.integers(0, len(known.tensors) - 1)),))
+
+
 def draw_input(draw: Draw, sizes: Sequence[int]) -> Input:
-    shape = tuple(draw(st.lists(st.sampled_from(sizes), min_size=0, max_size=3)))
+    rank = draw(st.sampled_from((1, 2, 2, 3, 3, 0)))
+    shape = tuple(draw(st.sampled_from(sizes)) for _ in range(rank))
     dtype = draw(st.sampled_from((torch.float64, torch.float64, *DTYPES)))
     axes = range(len(shape))
     unknown, order, gaps, expanded = (), (), False, None
-    if draw(st.integers(0, 3)) == 0:
+    if rarely(draw):
         unknown = tuple(k for k in axes if draw(st.booleans()))
-    if shape and draw(st.integers(0, 3)) == 0:
+    if shape and rarely(draw):
         order = tuple(draw(st.permutations(axes)))
         gaps = draw(st.booleans())
         wide = [k for k in axes if shape[k] > 1]
@@ -322,7 +339,7 @@ def draw_updates(
         and tensors[number].shape == given.shape
         and tensors[number].dtype == given.dtype
     ]
-    return (draw(st.sampled_from(pairs)),) if pairs and draw(st.integers(0, 3)) == 0 else ()
+    return (draw(st.sampled_from(pairs)),) if pairs and rarely(draw) else ()
 
 
 def draw_placements(
@@ -335,12 +352,12 @@ def draw_placements(
 ) -> tuple[tuple[int, Placement], ...]:
     """Each input's, and that of some results."""
     first, shuffle = 0, ()
-    if draw(st.integers(0, 3)) == 0:
+    if rarely(draw):
         first = draw(st.integers(0, 3))
         shuffle = tuple(draw(st.permutations(range(math.prod(mesh)))))
     found: list[tuple[int, Placement]] = []
     for number, tensor in enumerate(tensors):
-        if number >= len(inputs) and draw(st.integers(0, 3)) > 0:
+        if number >= len(inputs) and not rarely(draw):
             continue
         own = Placement(first, mesh, shuffle=shuffle)
         if several_meshes and draw(st.booleans()):
@@ -355,15 +372,15 @@ def reduced_axes(op: Op) -> int:
     """How many axes an operation reduces."""
     if op.name in ("matmul", "linear", "index_select", "take_along_axis", "embedding"):
         return 1
-    return len(op.extra[0]) if op.name in ("sum", "max", "min") else 0
+    return len(op.extra[0]) if op.name in ("sum", "max", "min", "moments", "mean") else 0
 
 
 def draw_cuts(draw: Draw, rank: int, reduced: int, mesh: Shape) -> tuple[Cut, ...]:
     cuts: list[Cut] = []
     for mesh_axis in draw(st.permutations(range(len(mesh)))):
-        if rank and draw(st.integers(0, 3)) > 0:
+        if rank and not rarely(draw):
             form = draw(st.sampled_from(("block", *FORMS)))
             cuts.append(Cut(mesh_axis, draw(st.integers(0, rank - 1)), form))
-        if reduced and draw(st.integers(0, 3)) == 0:
+        if reduced and rarely(draw):
             cuts.append(Cut(mesh_axis, draw(st.integers(0, reduced - 1)), reduced=True))
     return tuple(cuts)
