@@ -52,7 +52,7 @@ def plan(
     program = fd.fusion.recording.program
     compilation = outline_program(program)
     known = {} if inputs is None else _bind_inputs(program, inputs)
-    host, meshes = compilation.host, _meshes(compilation.host)
+    host, meshes = compilation.host, compilation.host.meshes
     _check_link_names(meshes, link_classes or {})
     nominal = _nominal_sizes(host, known)
     sizes = {**known, **nominal}
@@ -110,11 +110,6 @@ def _nominal_sizes(host: HostProgram, known: Mapping[str, int]) -> dict[str, int
 # Ranks.
 
 
-def _meshes(host: HostProgram) -> tuple[DeviceMesh, ...]:
-    meshes = (buffer.mesh for buffer in host.buffers.values())
-    return tuple(dict.fromkeys(mesh for mesh in meshes if mesh is not None))
-
-
 def _first_ranks(meshes: Sequence[DeviceMesh]) -> tuple[int, ...]:
     """One rank of each mesh, the first: blocks that are not even are largest there."""
     return tuple(dict.fromkeys(mesh.ids[0] for mesh in meshes)) or (0,)
@@ -122,9 +117,7 @@ def _first_ranks(meshes: Sequence[DeviceMesh]) -> tuple[int, ...]:
 
 def _place(host: HostProgram, rank: int) -> dict[str, int]:
     """The coordinates of a rank; 0 on meshes that it is not in."""
-    return {
-        each.symbol: each.mesh.coordinate(rank, each.mesh_axis) or 0 for each in host.coordinates
-    }
+    return {each.symbol: each.of(rank) for each in host.coordinates}
 
 
 # Links.

@@ -14,8 +14,8 @@ from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.packing import (
     Holding,
     Packing,
+    RankExchange,
     Region,
-    Traffic,
     pack_exchange,
     pack_gather,
     pack_scatter,
@@ -197,14 +197,14 @@ class BoundCollective:
     ) -> tuple[tuple[int, ...], Packing]:
         routes = exchange_routes(self.src.sharding, self.out.sharding, sizes)
         team = exchange_team(routes, self.rank)
-        traffic = Traffic(
+        exchange = RankExchange(
             self.rank,
             {r.receiver: r.indices for r in routes if r.sender == self.rank and r.elements},
             {r.sender: r.indices for r in routes if r.receiver == self.rank and r.elements},
         )
         have = self.src.holding_of(self.rank, sizes)
         want = self.out.holding_of(self.rank, sizes)
-        return team, pack_exchange(traffic, have, want, team, self.order, device)
+        return team, pack_exchange(exchange, have, want, team, self.order, device)
 
 
 def exchange_team(routes: Sequence[Route], rank: int) -> tuple[int, ...]:

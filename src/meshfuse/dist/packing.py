@@ -255,8 +255,8 @@ def pack_scatter(
 
 @final
 @frozen_dataclass
-class Traffic:
-    """The global indices that one rank sends and receives in an exchange, by the other rank.
+class RankExchange:
+    """An exchange as one rank sees it: the global indices sent and received, by the other rank.
 
     What it has and keeps stands under its own number on both sides.
     """
@@ -267,7 +267,7 @@ class Traffic:
 
 
 def pack_exchange(
-    traffic: Traffic,
+    exchange: RankExchange,
     have: Holding,
     want: Holding,
     team: Sequence[int],
@@ -275,10 +275,12 @@ def pack_exchange(
     device: torch.device,
 ) -> Packing:
     """Of an exchange, for the rank that has and wants this."""
-    kept = traffic.sent.get(traffic.rank)
+    kept = exchange.sent.get(exchange.rank)
 
     def of_team(parts: Mapping[int, Sequence[Runs]]) -> list[Holding | None]:
-        found = {rank: Holding(tuple(part)) for rank, part in parts.items() if rank != traffic.rank}
+        found = {
+            rank: Holding(tuple(part)) for rank, part in parts.items() if rank != exchange.rank
+        }
         return [found.get(member) for member in team]
 
     def blocks(held: Holding, parts: Sequence[Holding | None]) -> Blocks:
@@ -286,8 +288,8 @@ def pack_exchange(
         return _blocks(held, parts, lengths, order, device)
 
     return Packing(
-        blocks(have, of_team(traffic.sent)),
-        blocks(want, of_team(traffic.received)),
+        blocks(have, of_team(exchange.sent)),
+        blocks(want, of_team(exchange.received)),
         None if kept is None else (have.region(kept, device), want.region(kept, device)),
     )
 

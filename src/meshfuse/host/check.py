@@ -99,7 +99,7 @@ def _about(ranks: tuple[int, ...], faults: list[Fault]) -> Report:
 
 def _standings(program: HostProgram) -> dict[int, Standing]:
     """Where each rank of a program stands, in the order of its meshes; of one without, rank 0."""
-    meshes = tuple(dict.fromkeys(b.mesh for b in program.buffers.values() if b.mesh is not None))
+    meshes = program.meshes
     ranks = dict.fromkeys(rank for mesh in meshes for rank in mesh.ids) if meshes else (0,)
     return {rank: tuple(rank in mesh.places for mesh in meshes) for rank in ranks}
 

@@ -217,6 +217,10 @@ class Coordinate:
     mesh: DeviceMesh
     mesh_axis: ParallelType
 
+    def of(self, rank: int) -> int:
+        """The value on a rank; 0 on one outside the mesh, which has no use for it."""
+        return self.mesh.coordinate(rank, self.mesh_axis) or 0
+
 
 @final
 @frozen_dataclass
@@ -311,3 +315,9 @@ class HostProgram:
     body: tuple[Node, ...]
     coordinates: tuple[Coordinate, ...] = ()
     random: RandomSource | None = None
+
+    @property
+    def meshes(self) -> tuple[DeviceMesh, ...]:
+        """Those that buffers lie on, each once."""
+        meshes = (buffer.mesh for buffer in self.buffers.values())
+        return tuple(dict.fromkeys(mesh for mesh in meshes if mesh is not None))

@@ -182,7 +182,7 @@ def _environment(
     meshes = (buffer.mesh for buffer in buffers.values() if buffer.mesh is not None)
     extents = [extent for shape in shapes.values() for extent in shape]
     for entry in coordinates_in(extents, meshes):
-        sizes[entry.symbol] = entry.mesh.coordinate(rank, entry.mesh_axis) or 0
+        sizes[entry.symbol] = entry.of(rank)
     return env
 
 

@@ -210,8 +210,7 @@ class Executable:
         self._tensors = tuple(i for i, n in enumerate(program.inputs) if n in program.buffers)
         self._origins = _origins_on(program, rank)
         self._coordinates: dict[str, int] = {
-            entry.symbol: entry.mesh.coordinate(rank, entry.mesh_axis) or 0
-            for entry in program.coordinates
+            entry.symbol: entry.of(rank) for entry in program.coordinates
         }
         known = {*symbols, *self._origins, *self._coordinates, *program.scalars}
         self._demands = tuple(d for d in program.demands if _names_only(d.extents, known))

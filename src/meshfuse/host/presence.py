@@ -55,5 +55,5 @@ def takes_part(program: HostProgram, node: Communicate, rank: int) -> bool:
 
 def is_outside(program: HostProgram, rank: int) -> bool:
     """Whether `rank` is in none of the program's meshes: it holds and does nothing."""
-    meshes = {b.mesh for b in program.buffers.values() if b.mesh is not None}
-    return bool(meshes) and all(rank not in mesh.ids for mesh in meshes)
+    meshes = program.meshes
+    return bool(meshes) and all(rank not in mesh.places for mesh in meshes)

@@ -33,7 +33,7 @@ from meshfuse.passes.apply_sharding import new_sharded_tensor
 from meshfuse.passes.before_views import lift, view_again
 from meshfuse.passes.defer_reductions import defer_reductions
 from meshfuse.passes.linear_bias import separate_bias
-from meshfuse.passes.moments import combine_moments
+from meshfuse.passes.moments import combine_parts
 from meshfuse.passes.operands import with_operands
 from meshfuse.passes.placement import (
     crossing_axes,
@@ -170,7 +170,7 @@ def _decompose_compute(work: _Rewriting, expr: Expr, site: Site) -> None:
         work.views[made_there.out] = made_there
     if isinstance(expr, Welford) and results and results[0][2].partial:
         locals_ = tuple(local for _, local, _ in results)
-        work.program, stacked, combining = combine_moments(work.program, expr, locals_)
+        work.program, stacked, combining = combine_parts(work.program, expr, locals_)
         work.exprs.extend(stacked)
         _decompose(work, combining)
         return

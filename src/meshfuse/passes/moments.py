@@ -20,7 +20,7 @@ from meshfuse.ir.terms import Terms
 from meshfuse.passes.apply_sharding import place_tensor
 
 
-def combine_moments(
+def combine_parts(
     program: Program, expr: Welford, parts: Sequence[TensorName]
 ) -> tuple[Program, tuple[Terms, ...], Welford]:
     """What makes the outputs of `expr` of the moments that each rank has of its part.
