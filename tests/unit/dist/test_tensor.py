@@ -76,6 +76,14 @@ def test_full_tensor_of_a_process_that_is_alone() -> None:
         elsewhere.full_tensor(Communicator({}))
 
 
+def test_outside_the_mesh_a_number_is_a_tensor_of_no_elements() -> None:
+    tensor = DistributedTensor(torch.empty(0), Sharding(make_mesh([1]), ()))
+    for there in (tensor, copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):
+        assert there.local.shape == (0,) and there.global_shape == ()
+    with pytest.raises(UserError, match="must have 0 axes"):
+        DistributedTensor(torch.ones(1), tensor.sharding)
+
+
 def test_refusals() -> None:
     with pytest.raises(UserError, match=r"shape \(3,\).*must have 2 axes"):
         DistributedTensor(torch.ones(3), make().sharding)
