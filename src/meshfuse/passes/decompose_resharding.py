@@ -12,7 +12,7 @@ from meshfuse.base.errors import Unsupported
 from meshfuse.base.trace import Note
 from meshfuse.facts.digits import is_whole
 from meshfuse.facts.facts import output_names, tensor_outputs
-from meshfuse.facts.redistribute import COMMUNICATION_NAMES, Move, communication_of, plan
+from meshfuse.facts.redistribute import COMMUNICATION_NAMES, Move, communication_of
 from meshfuse.facts.refusal import Refusal
 from meshfuse.facts.sharding import Sharding, sharding_of
 from meshfuse.facts.views import View
@@ -43,7 +43,7 @@ from meshfuse.passes.placement import (
     placement_at,
     produced_sharding,
 )
-from meshfuse.passes.sites import Site, cheapest_site, moved_bytes
+from meshfuse.passes.sites import Site, cheapest_site, moved_bytes, moves_between
 
 STAGE = "decompose_resharding"
 
@@ -273,8 +273,7 @@ def _communicate(
 
 
 def _plan(program: Program, tensor: TensorName, have: Sharding, want: Sharding) -> tuple[Move, ...]:
-    extents = [axis.extent for axis in program.tensor(tensor).tensor_axes]
-    moves = plan(have, want, extents)
+    moves = moves_between(program, tensor, have, want)
     if isinstance(moves, Refusal):
         raise Unsupported(f"{STAGE}: {tensor} cannot be redistributed: {moves.reason}")
     return moves

@@ -190,17 +190,19 @@ def needs_at(program: Program, expr: Expr, site: Site) -> dict[TensorName, Shard
     }
 
 
+def moves_between(
+    program: Program, tensor: TensorName, have: Sharding, want: Sharding
+) -> tuple[Move, ...] | Refusal:
+    """How `tensor` gets from one sharding to another: `plan`, with its extents."""
+    return plan(have, want, [axis.extent for axis in program.tensor(tensor).tensor_axes])
+
+
 def bytes_between(
     program: Program, tensor: TensorName, have: Sharding, want: Sharding
 ) -> int | None:
     """Nominal bytes that a rank receives for `tensor` to get from one sharding to another."""
-    if have == want:
-        return 0
-    extents = [axis.extent for axis in program.tensor(tensor).tensor_axes]
-    moves = plan(have, want, extents)
-    if isinstance(moves, Refusal):
-        return None
-    return moved_bytes(program, tensor, moves)
+    moves = moves_between(program, tensor, have, want)
+    return None if isinstance(moves, Refusal) else moved_bytes(program, tensor, moves)
 
 
 def moved_bytes(program: Program, tensor: TensorName, moves: Sequence[Move]) -> int:
@@ -211,7 +213,7 @@ def moved_bytes(program: Program, tensor: TensorName, moves: Sequence[Move]) -> 
 
 def received_bytes(program: Program, tensor: TensorName, have: Sharding, want: Sharding) -> IntExpr:
     """What a rank receives for `tensor` to get from one sharding to another, which is possible."""
-    moves = plan(have, want, [axis.extent for axis in program.tensor(tensor).tensor_axes])
+    moves = moves_between(program, tensor, have, want)
     if isinstance(moves, Refusal):
         raise InvariantError(f"{tensor}: {moves.reason}")
     elements = add(const(0), *(move.elements for move in moves))

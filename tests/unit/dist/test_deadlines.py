@@ -120,7 +120,9 @@ def test_peer_that_gives_up_ends_the_wait() -> None:
 def test_completion_goes_before_a_peer_that_gives_up() -> None:
     mine, other = make_boards()
     other.announce(Notice(Standing.failed, 0, "out of memory"))
-    wait(make_posting(ScriptedWork(0.6)), mine, Deadline.after(30))
+    work = ScriptedWork(0.6)
+    wait(make_posting(work), mine, Deadline.after(30))
+    assert work.is_completed()
 
 
 def test_error_of_the_backend_is_translated() -> None:
