@@ -62,3 +62,37 @@ def test_shards_that_make_no_one_tensor() -> None:
     ):
         simulate(fd, [[torch.ones(2, 2)], [torch.ones(3, 2)]], per_rank=True)
     assert shard_tensor(torch.ones(4, 2), x).shape == (2, 2)
+
+
+@pytest.mark.parametrize("function", ["linear", "sum"])
+def test_a_reduction_over_two_mesh_axes_laid_out_by_both(function: str) -> None:
+    """The terms leave one segment for a copy into the order that they travel in."""
+    x_axis, y_axis = ParallelType.mesh_x, ParallelType.mesh_y
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([6, 4], contiguity=True)
+        w = fd.define_tensor([-1, 4], contiguity=True)
+        if function == "linear":
+            result = fd.ops.linear(x, w)
+        else:
+            products = fd.ops.broadcast(x, [False, True, False]) * fd.ops.broadcast(
+                w, [True, False, False]
+            )
+            result = fd.ops.sum(products, [2])
+        y = result * 2.0
+        fd.add_output(y)
+        block(SQUARE, w, 1, y_axis, x_axis)
+        y.set_device_mesh(SQUARE)
+        y.outer_split(1, 2)
+        y.outer_split(0, 2)
+        y.axis(0).parallelize(x_axis)
+        y.axis(2).parallelize(y_axis)
+    inputs = [torch.randint(-4, 4, (rows, 4)).float() for rows in (6, 5)]
+    want = torch.nn.functional.linear(*inputs) * 2
+    for rank, [output] in enumerate(simulate(fd, inputs)):
+        assert torch.equal(local(output), block_on_square(want, rank))
+
+
+def block_on_square(whole: torch.Tensor, rank: int) -> torch.Tensor:
+    """The rank's block of rows over mesh_x, and of columns over mesh_y, of SQUARE."""
+    row, column = divmod([2, 0, 1, 3].index(rank), 2)
+    return whole.chunk(2, 0)[column].chunk(2, 1)[row]

@@ -150,6 +150,7 @@ def _local_definition(
         return _with_local_root(program, tensor, local, digits, namer) if local.root else local
     reduced = {axis.name for axis in definition.maybe_root[:reduced_rank]}
     kept: list[IterDomain] = []
+    gone: set[AxisName] = set()
     for origin, parts in _parts_by_origin(definition).items():
         here = [axis for axis in parts if axis.kind is not AxisKind.partial]
         if len(here) == len(parts):
@@ -158,7 +159,9 @@ def _local_definition(
             kept.append(replace(here[0], extent=local_size(origin)))
         elif origin in reduced:
             kept.append(IterDomain(parts[0].name, AxisKind.reduction, local_size(origin)))
-    roots = [axis.kind for axis in definition.root]
+        else:
+            gone.add(origin)
+    roots = [axis.kind for axis in definition.root if axis.name not in gone]
     if roots and [axis.kind for axis in kept] != roots:
         raise InvariantError(f"localize: {tensor}: {kept} and its root {roots} differ in kinds")
     return replace(definition, logical=tuple(kept), root=(), root_steps=())
