@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from meshfuse import DistributedTensor, FusionDefinition, ParallelType
+from meshfuse import DataType, DistributedTensor, FusionDefinition, ParallelType
 from meshfuse.multidevice import DeviceMesh, simulate
 from sharded_cases import block, integers, replicate
 
@@ -128,3 +128,20 @@ def test_the_mesh_of_a_result_places_the_next_program() -> None:
     assert isinstance(back, DistributedTensor)
     assert torch.equal(back.local, integers(4))
     assert back.mesh == mesh
+
+
+@pytest.mark.parametrize("rows", [0, 5])
+def test_an_input_that_nobody_placed_goes_where_it_is_used(rows: int) -> None:
+    """It is passed whole on all ranks, lies on one of the meshes, and moves to the other."""
+    few, many = DeviceMesh([0, 1]), DeviceMesh([3, 1, 0, 2])
+    fd = FusionDefinition()
+    with fd:
+        table = fd.define_tensor([rows, 4], contiguity=True)
+        index = fd.define_tensor([-1, 4], dtype=DataType.Int, contiguity=True)
+        taken = fd.ops.take_along_axis(table, index, 0)
+        fd.add_output(taken)
+        block(many, index, 0)
+        block(few, taken, 1)
+    data = integers(rows, 4)
+    places = integers(min(rows, 3), 4, dtype=torch.int64) % max(rows, 1)
+    check(simulate(fd, [data, places]), data.gather(0, places), [0, 1], 1)

@@ -53,7 +53,8 @@ def load(
     prologue, body = _split_prologue(program)
     binding = Binding(program, names, sources, compiler, rank, device, schedulers or {}, ids, trace)
     here = () if outside else tuple(nodes_here(program, body, rank))
-    steps = tuple(_bind_steps(here, binding))
+    others = () if outside else tuple(_inputs_elsewhere(program, rank))
+    steps = tuple(_bind_steps(((None, others), *here), binding))
     symbols = _symbols_of(program, here)
     drawing = _drawing_of(program, names, device)
     return Executable(program, rank, outside, names, prologue, steps, symbols, drawing)
@@ -111,6 +112,14 @@ def _symbols_of(program: HostProgram, body: Iterable[NodeHere]) -> tuple[str, ..
             for buffer in (program.buffers.get(TensorName(name)) for name in names):
                 sizes += () if buffer is None else (*buffer.shape, *buffer.extents)
     return tuple(dict.fromkeys(found.name for size in sizes for found in free_symbols(size)))
+
+
+def _inputs_elsewhere(program: HostProgram, rank: int) -> Iterator[TensorName]:
+    """Inputs on meshes without the rank. Of one that nobody has placed it is given the whole."""
+    for name in program.inputs:
+        buffer = program.buffers.get(TensorName(name))
+        if buffer is not None and not buffer.is_on(rank):
+            yield TensorName(name)
 
 
 def _bind_steps(body: Iterable[NodeHere], binding: Binding) -> Iterator[Step]:
