@@ -12,8 +12,8 @@ from itertools import combinations, permutations, product
 
 from meshfuse.expr import const, const_value
 from meshfuse.facts.digits import Digit, Digits, Sharding
-from meshfuse.facts.holdings import exchange_routes
 from meshfuse.facts.redistribute import Move
+from meshfuse.facts.routes import exchange_routes
 from meshfuse.facts.sharding import canonical
 from meshfuse.ir.comm import AllGather, AllReduce, Exchange, LocalSlice, ReduceScatter
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
@@ -26,6 +26,14 @@ Held = dict[int, dict[Element, Terms]]
 
 
 # What shardings say.
+
+
+def digits(*parts: int | tuple[int, ParallelType]) -> Digits:
+    """`digits((2, X), 3)` is two blocks of three."""
+    return tuple(
+        Digit(const(part)) if isinstance(part, int) else Digit(const(part[0]), part[1])
+        for part in parts
+    )
 
 
 def part(sharding: Sharding, rank: int, sizes: Sequence[int]) -> frozenset[Element]:

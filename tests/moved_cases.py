@@ -10,24 +10,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from index_sets import digits
 from meshfuse.dist.bound_collectives import BoundCollective, PlacedTensor
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.expr import const
-from meshfuse.facts.digits import Digit, Digits, Sharding
+from meshfuse.facts.digits import Digits, Sharding
 from meshfuse.facts.holdings import held, rank_coordinates, shape_outside
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType, make_mesh
 
 X, Y = ParallelType.mesh(0), ParallelType.mesh(1)
 CPU = torch.device("cpu")
-
-
-def digits(*parts: int | tuple[int, ParallelType]) -> Digits:
-    """`digits((2, X), 3)` is two blocks of three."""
-    return tuple(
-        Digit(const(part)) if isinstance(part, int) else Digit(const(part[0]), part[1])
-        for part in parts
-    )
 
 
 @dataclass(frozen=True)

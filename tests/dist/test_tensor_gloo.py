@@ -11,24 +11,20 @@ import torch.distributed as dist
 from torch.testing._internal.distributed import fake_pg
 
 from gloo_run import observe_ranks, run_ranks
+from index_sets import digits
 from meshfuse import FusionDefinition
 from meshfuse.base import optional
 from meshfuse.base.errors import Unsupported
 from meshfuse.dist.placements import StridedShard
 from meshfuse.dist.shard import shard_tensor
 from meshfuse.dist.tensor import DistributedTensor
-from meshfuse.expr import const
-from meshfuse.facts.sharding import Digit, Sharding
+from meshfuse.facts.sharding import Sharding
 from meshfuse.ir.mesh import ParallelType, make_mesh
 from meshfuse.multidevice import DeviceMesh
 from meshfuse.multidevice import shard_tensor as cut
 
 X, Y = ParallelType.mesh_x, ParallelType.mesh_y
 WHOLE = torch.arange(32).view(4, 8)
-
-
-def digits(*parts: int | tuple[int, ParallelType]) -> tuple[Digit, ...]:
-    return tuple(Digit(const(p)) if isinstance(p, int) else Digit(const(p[0]), p[1]) for p in parts)
 
 
 def gather_back(rank: int, world_size: int) -> int:

@@ -22,7 +22,8 @@ from meshfuse.dist.packing import (
 )
 from meshfuse.expr import IntExpr, const, evaluate
 from meshfuse.facts.digits import Digit, Sharding
-from meshfuse.facts.holdings import Coordinates, Route, exchange_routes, held, rank_coordinates
+from meshfuse.facts.holdings import Coordinates, held, rank_coordinates
+from meshfuse.facts.routes import Route, exchange_routes
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 from meshfuse.runtime.allocate import as_dense

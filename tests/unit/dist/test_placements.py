@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from index_sets import digits
 from meshfuse.base.errors import Unsupported
 from meshfuse.dist.placements import (
     Partial,
@@ -19,10 +20,6 @@ from meshfuse.ir.mesh import ParallelType, make_mesh
 
 X, Y = ParallelType.mesh_x, ParallelType.mesh_y
 LINE, GRID = make_mesh([0, 1]), make_mesh([[0, 1, 2], [3, 4, 5]])
-
-
-def digits(*parts: int | tuple[int, ParallelType]) -> tuple[Digit, ...]:
-    return tuple(Digit(const(p)) if isinstance(p, int) else Digit(const(p[0]), p[1]) for p in parts)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from index_sets import digits
 from meshfuse.base.errors import UserError
 from meshfuse.dist.shard import global_shape, local_shape, shard_tensor, unshard_tensor
 from meshfuse.expr import const, symbol
@@ -17,10 +18,6 @@ from meshfuse.facts.sharding import Digit, Sharding
 from meshfuse.ir.mesh import DeviceMesh, ParallelType, make_mesh
 
 X, Y, Z = ParallelType.mesh_x, ParallelType.mesh_y, ParallelType.mesh_z
-
-
-def digits(*parts: int | tuple[int, ParallelType]) -> tuple[Digit, ...]:
-    return tuple(Digit(const(p)) if isinstance(p, int) else Digit(const(p[0]), p[1]) for p in parts)
 
 
 def counted(*shape: int) -> torch.Tensor:

@@ -1,21 +1,17 @@
-"""What ranks hold, against listing every index; and that exchanges bring all of it, once."""
+"""What ranks hold, against listing every index."""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshfuse.base.errors import InvariantError
 from meshfuse.expr import IntExpr, ceildiv, const, const_value, evaluate, symbol
-from meshfuse.facts.digits import Digit, Digits, Sharding
+from meshfuse.facts.digits import Digit, Digits
 from meshfuse.facts.holdings import (
     coordinate_symbol,
-    exchange_routes,
     held,
     held_count,
     is_even,
@@ -23,8 +19,8 @@ from meshfuse.facts.holdings import (
     runs_in_both,
     runs_of,
 )
-from meshfuse.facts.sharding import canonical, rank_extents
-from meshfuse.ir.mesh import DeviceMesh, ParallelType, make_mesh
+from meshfuse.facts.sharding import rank_extents
+from meshfuse.ir.mesh import ParallelType, make_mesh
 from program_recorder import Recorder
 
 X, Y = ParallelType.mesh_x, ParallelType.mesh_y
@@ -157,71 +153,3 @@ def test_what_the_running_rank_holds_of_a_tensor() -> None:
     recorder.block(make_mesh(range(2)), tensor, 0)
     sizes = [str(extent) for extent in rank_extents(recorder.program, tensor)]
     assert sizes == ["min(7 - 4*x_2_0, 4)", "6"]
-
-
-# Exchanges.
-
-
-def sharding(mesh: DeviceMesh, size: int, *pairs: tuple[int, ParallelType | None]) -> Sharding:
-    return Sharding(mesh, (canonical(digits_of(*pairs), const(size), mesh),))
-
-
-LINE, SQUARE = make_mesh(range(4)), make_mesh([[0, 1], [2, 3]])
-ELSEWHERE = make_mesh([5, 3, 9])
-SIZE = 11
-SHARDINGS = [
-    sharding(LINE, SIZE, (4, X), (3, None)),
-    sharding(LINE, SIZE, (3, None), (4, X)),
-    sharding(LINE, SIZE, (SIZE, None)),
-    sharding(SQUARE, SIZE, (2, X), (2, Y), (3, None)),
-    sharding(SQUARE, SIZE, (2, Y), (6, None)),
-    sharding(SQUARE, SIZE, (2, None), (2, X), (3, None)),
-    sharding(ELSEWHERE, SIZE, (3, X), (4, None)),
-    sharding(ELSEWHERE, SIZE, (SIZE, None)),
-    sharding(make_mesh([7]), SIZE, (SIZE, None)),
-]
-
-
-@pytest.mark.parametrize("src", SHARDINGS, ids=str)
-def test_an_exchange_brings_what_is_lacking_once(src: Sharding) -> None:
-    for dst in SHARDINGS:
-        assert src.mesh is not None and dst.mesh is not None
-        routes = exchange_routes(src, dst, (SIZE,))
-        parts = {r: listed(src.axes[0], SIZE, p) for r, p in rank_coordinates(src.mesh).items()}
-        for rank, place in rank_coordinates(dst.mesh).items():
-            got: list[int] = []
-            for route in routes:
-                if route.receiver == rank:
-                    indices = [index for run in route.indices[0] for index in run]
-                    assert set(indices) <= set(parts[route.sender])
-                    own = rank in parts and set(indices) & set(parts[rank])
-                    assert not own or route.sender == rank
-                    got += indices
-            assert sorted(got) == listed(dst.axes[0], SIZE, place)
-
-
-def test_replicas_take_turns_for_ranks_outside_the_mesh() -> None:
-    src = Sharding(make_mesh(range(4)), (digits_of((6, None)),))
-    dst = Sharding(make_mesh(range(10, 18)), (digits_of((6, None)),))
-    senders = Counter(route.sender for route in exchange_routes(src, dst, (6,)))
-    assert senders == dict.fromkeys(range(4), 2)
-
-
-def test_terms_stay_on_their_place() -> None:
-    """[2@y, 3] to [2@y cyclic], partial over x: nothing crosses columns of the mesh."""
-    src = Sharding(SQUARE, (digits_of((2, Y), (3, None)),), {X: "sum"})
-    dst = Sharding(SQUARE, (digits_of((3, None), (2, Y)),), {X: "sum"})
-    routes = exchange_routes(src, dst, (6,))
-    assert all(route.sender % 2 == route.receiver % 2 for route in routes)
-    assert sum(route.elements for route in routes) == 12
-    with pytest.raises(InvariantError, match="combines no terms"):
-        exchange_routes(src, Sharding(SQUARE, dst.axes), (6,))
-
-
-def test_a_tensor_without_axes_is_one_element() -> None:
-    src, dst = Sharding(make_mesh([0]), ()), Sharding(make_mesh([0, 1]), ())
-    routes = exchange_routes(src, dst, ())
-    assert [(route.sender, route.receiver, route.elements) for route in routes] == [
-        (0, 0, 1),
-        (0, 1, 1),
-    ]
