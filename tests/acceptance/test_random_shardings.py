@@ -105,6 +105,12 @@ KEPT = [
         outputs=(2,),
         placements=((0, Placement(1, (4,), (Cut(0, 0),))),),
     ),
+    Recipe(
+        inputs=(Input((1, 1), unknown=(0,)),),
+        ops=(Op("add", (0, 0)), Op("broadcast_in_dim", (0,), ((1, 1, 1), (1, 2)))),
+        outputs=(2, 1),
+        placements=((0, Placement(0, (3,), (Cut(0, 0, "strided"),))),),
+    ),
 ]
 
 

@@ -71,9 +71,10 @@ def _leads_back(
 
 
 def digits_of_root(digits: Digits, axis: IterDomain, mesh: DeviceMesh | None) -> Digits:
-    """Canonical digits of a (root) axis, from those that the result has; whole without any.
+    """Canonical digits of an axis of an operand, or a root axis, from those that the result has;
+    whole without any.
 
-    An axis that a reshape only gives a known size, 2@x of 2, is [2@x, (i0 + 1) // 2] of i0 before.
+    An axis that gets a known size, 2@x of 2, is [2@x, (i0 + 1) // 2] of i0 before.
     """
     found = canonical(digits, axis.extent, mesh)
     if is_const(axis.extent) or any(digit.owner is None for digit in found):

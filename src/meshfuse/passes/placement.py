@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshfuse.base.errors import InvariantError, Unsupported
+from meshfuse.expr import IntExpr
 from meshfuse.facts.axis_map import output_places
 from meshfuse.facts.digits import is_whole
 from meshfuse.facts.facts import tensor_outputs
@@ -96,14 +97,18 @@ def needed_sharding(
     """How the operand at `position` must lie for `expr` to compute at `placement` locally."""
     out = TensorName(expr.outs[0])
     places = {
-        axis.name: digits
+        axis.name: (axis.extent, digits)
         for axis, digits in zip(program.tensor(out).maybe_root, placement, strict=True)
     }
     carried = carried_axes(program, expr, position, out)
     axes: list[Digits] = []
     for axis in program.tensor(TensorName(str(expr.ins[position]))).tensor_axes:
-        digits = places[carried[axis.name]] if axis.name in carried else (Digit(axis.extent),)
-        axes.append(canonical(digits, axis.extent, mesh))
+        whole: tuple[IntExpr, Digits] = (axis.extent, ())
+        extent, digits = places[carried[axis.name]] if axis.name in carried else whole
+        is_same = extent is axis.extent  # Sizes that meet may be equal and not known to be.
+        axes.append(
+            canonical(digits, extent, mesh) if is_same else digits_of_root(digits, axis, mesh)
+        )
     return Sharding(mesh, tuple(axes), needed_terms(program, expr, position, mesh))
 
 
