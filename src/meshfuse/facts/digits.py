@@ -90,6 +90,15 @@ def in_blocks(digits: Sequence[Digit]) -> bool:
     return owned == sorted(owned, reverse=True)
 
 
+def gathered_from(digits: Digits, mesh_axes: Sequence[ParallelType]) -> Digits:
+    """The digits with those of `mesh_axes` gathered, and mesh digits below them.
+
+    What is left is in blocks if `digits` are: without y, [2@y, 2@x, n/4] would become strided.
+    """
+    first = next((k for k, digit in enumerate(digits) if digit.owner in mesh_axes), len(digits))
+    return (*digits[:first], *(Digit(digit.extent) for digit in digits[first:]))
+
+
 def remaining_digit(digits: Sequence[Digit]) -> int | None:
     """The place of the local digit that takes what the others leave of an axis, if there is one.
 

@@ -44,6 +44,7 @@ __all__ = [
     "keep_owners",
     "local_extent",
     "local_extents",
+    "mesh_axes_on",
     "owners_of",
     "rank_extent",
     "rank_extents",
@@ -214,6 +215,21 @@ def reduced_mesh_axes(
 def has_mesh_leaf(program: Program, tensor: TensorName) -> bool:
     """Whether any leaf is bound to a mesh axis."""
     return any(binding.is_mesh for binding in program.schedule(tensor).bindings.values())
+
+
+def mesh_axes_on(
+    program: Program, tensor: TensorName, *kinds: AxisKind
+) -> tuple[ParallelType, ...]:
+    """The mesh axes bound to leaves of these kinds."""
+    if not has_mesh_leaf(program, tensor):
+        return ()
+    bindings = program.schedule(tensor).bindings
+    leaves = program.leaf_domains(tensor)
+    return tuple(
+        bindings[leaf.name]
+        for leaf in leaves
+        if leaf.kind in kinds and leaf.name in bindings and bindings[leaf.name].is_mesh
+    )
 
 
 # Normal form and questions.

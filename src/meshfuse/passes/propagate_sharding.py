@@ -8,19 +8,18 @@ from dataclasses import replace
 from math import inf
 
 from meshfuse.base.trace import Note
-from meshfuse.expr import const
-from meshfuse.facts.digits import is_whole
+from meshfuse.facts.digits import gathered_from, is_whole
 from meshfuse.facts.facts import output_names, tensor_operands, tensor_outputs
 from meshfuse.facts.layout import allocation_of, layout_of
 from meshfuse.facts.reshape import digits_after_reshape, is_whole_pieces
 from meshfuse.facts.sharding import (
-    Digit,
     Digits,
     Sharding,
     axis_digits,
     canonical,
     describe,
     has_mesh_leaf,
+    mesh_axes_on,
     owners_of,
     reduced_mesh_axes,
     sharding_of,
@@ -29,12 +28,13 @@ from meshfuse.ir.axes import AxisKind, AxisName, TensorName
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.fusion import Output
 from meshfuse.ir.infer import is_tensor
-from meshfuse.ir.mesh import DeviceMesh, ParallelType
+from meshfuse.ir.mesh import DeviceMesh
 from meshfuse.ir.ops import Broadcast, Expr, Permute, Reshape, Set, Squeeze
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import read_names, with_exprs
 from meshfuse.passes.apply_sharding import is_free_leaf, new_sharded_tensor, shard_leaf
 from meshfuse.passes.finalize_multidevice import check_tensor
+from meshfuse.passes.reduced_leaves import bind_reduced
 from meshfuse.passes.sharding_rules import carried_axes, sharding_rule
 from meshfuse.passes.sites import (
     bytes_between,
@@ -167,7 +167,7 @@ def _spread_forward(
     if out is None or mesh is None or offered.schedule(out).mesh != mesh:
         return offered
     there = _take(program, out, mesh, offers)
-    there = _bind_reduced(there, expr, out, _priority(there, expr))
+    there = bind_reduced(there, expr, out, _priority(there, expr))
     have, want = sharding_of(offered, out), sharding_of(there, out)
     moved = bytes_between(offered, out, have, want)
     if moved is None or _least_cost(there, expr) >= _least_cost(offered, expr) + moved:
@@ -185,7 +185,7 @@ def _spread_operands(program: Program, expr: Expr, frozen: Container[TensorName]
     outs = tensor_outputs(program, expr)
     if all(out in frozen for out in outs):
         for out in outs:
-            program = _bind_reduced(program, expr, out, order)
+            program = bind_reduced(program, expr, out, order)
         return program
     first = _offer_in_order(program, expr, frozen, order)
     if _is_settled(program, expr, order):
@@ -253,7 +253,7 @@ def _offer_in_order(
                     kept = _kept_axes(program, expr, position, out)
                     offers = [(kept[a], digits[a]) for a in kept]
                 program = _take(program, out, mesh, offers)
-        program = _bind_reduced(program, expr, out, order)
+        program = bind_reduced(program, expr, out, order)
     return program
 
 
@@ -317,74 +317,12 @@ def _take(
     for axis, digits in offers:
         if axis in single and owners_of(digits, mesh):
             continue  # One element is not shared.
-        used = _mesh_axes_on(program, tensor, AxisKind.iteration, AxisKind.broadcast)
-        digits = _without(digits, used)
-        if any(digit.owner for digit in digits) and is_free_leaf(program, tensor, axis):
+        used = mesh_axes_on(program, tensor, AxisKind.iteration, AxisKind.broadcast)
+        digits = gathered_from(digits, used)
+        if not is_whole(digits) and is_free_leaf(program, tensor, axis):
             # No mesh: digits of mesh axes with one rank are bound, too, and appear in reports.
             program = shard_leaf(program, tensor, axis, canonical(digits, extents[axis], None))
     return program
-
-
-def _bind_reduced(program: Program, expr: Expr, out: TensorName, order: Sequence[int]) -> Program:
-    """Bind the reduced leaves on which the operands are sharded: that reduction crosses ranks.
-
-    T2 = linear(T0, T1), both split over mesh_x on k  ->  k of T2 is split alike
-
-    Only where no operand has to move for it: each has the mesh axis on this axis, or not at all. If
-    `out` has it on a kept axis already, each must have it on this one.
-    """
-    mesh = program.schedule(out).mesh
-    maps = {position: carried_axes(program, expr, position, out) for position in order}
-    for axis in program.tensor(out).logical:
-        if axis.kind is not AxisKind.reduction or not is_free_leaf(program, out, axis.name):
-            continue
-        if axis.extent is const(1):
-            continue  # One element is not shared.
-        offers: list[tuple[TensorName, Digits]] = []
-        for position in order:
-            source = TensorName(str(expr.ins[position]))
-            inverse = {image: name for name, image in maps[position].items()}
-            if axis.name in inverse and program.schedule(source).mesh == mesh:
-                offers.append((source, axis_digits(program, source)[inverse[axis.name]]))
-        digits = next((d for _, d in offers if any(digit.owner for digit in d)), None)
-        if mesh is None or digits is None:
-            continue
-        unfit = [d.owner for d in digits if d.owner and not _fits(program, out, d.owner, offers)]
-        digits = _without(digits, unfit)
-        if any(digit.owner for digit in digits):
-            digits = canonical(digits, axis.extent, None)
-            program = shard_leaf(program, out, axis.name, digits)
-    return program
-
-
-def _fits(
-    program: Program,
-    out: TensorName,
-    mesh_axis: ParallelType,
-    offers: Sequence[tuple[TensorName, Digits]],
-) -> bool:
-    """Whether a reduced axis of `out` may cross the ranks of `mesh_axis`."""
-    if mesh_axis in _mesh_axes_on(program, out, AxisKind.reduction):
-        return False
-    scatters = mesh_axis in _mesh_axes_on(program, out, AxisKind.iteration, AxisKind.broadcast)
-    if scatters and not _is_innermost(program, out, mesh_axis):
-        return False  # Its terms would be strided over the mesh axes below.
-    for source, digits in offers:
-        here = any(digit.owner == mesh_axis for digit in digits)
-        used = mesh_axis in _mesh_axes_on(program, source, AxisKind.iteration, AxisKind.broadcast)
-        if not here and (used or scatters):
-            return False
-    return True
-
-
-def _is_innermost(program: Program, tensor: TensorName, mesh_axis: ParallelType) -> bool:
-    """Whether no mesh axis cuts the blocks that `mesh_axis` makes of a tensor axis."""
-    digits = axis_digits(program, tensor)
-    for axis in program.tensor(tensor).tensor_axes:
-        owners = [digit.owner for digit in digits[axis.name] if digit.owner]
-        if mesh_axis in owners:
-            return owners[-1] == mesh_axis
-    return True
 
 
 # Order and bookkeeping.
@@ -403,7 +341,7 @@ def _parallelism(program: Program, tensor: object) -> tuple[int, int]:
     """nvFuser's order: more sharded kept leaves, then a mesh of higher rank."""
     name = TensorName(str(tensor))
     mesh = program.schedule(name).mesh
-    bound = _mesh_axes_on(program, name, AxisKind.iteration, AxisKind.broadcast)
+    bound = mesh_axes_on(program, name, AxisKind.iteration, AxisKind.broadcast)
     return len(bound), 0 if mesh is None else mesh.ndim
 
 
@@ -413,30 +351,6 @@ def _kept_axes(
     tensor_axes = {axis.name for axis in program.tensor(out).tensor_axes}
     carried = carried_axes(program, expr, position, out)
     return {axis: image for axis, image in carried.items() if image in tensor_axes}
-
-
-def _mesh_axes_on(
-    program: Program, tensor: TensorName, *kinds: AxisKind
-) -> tuple[ParallelType, ...]:
-    """The mesh axes bound to leaves of these kinds."""
-    if not has_mesh_leaf(program, tensor):
-        return ()
-    bindings = program.schedule(tensor).bindings
-    leaves = program.leaf_domains(tensor)
-    return tuple(
-        bindings[leaf.name]
-        for leaf in leaves
-        if leaf.kind in kinds and leaf.name in bindings and bindings[leaf.name].is_mesh
-    )
-
-
-def _without(digits: Digits, mesh_axes: Sequence[ParallelType]) -> Digits:
-    """The digits with those of `mesh_axes` gathered, and mesh digits below them.
-
-    What is left is in blocks if `digits` are: without y, [2@y, 2@x, n/4] would become strided.
-    """
-    blocked = next((k for k, d in enumerate(digits) if d.owner in mesh_axes), len(digits))
-    return (*digits[:blocked], *(Digit(digit.extent) for digit in digits[blocked:]))
 
 
 def _first_mesh(program: Program) -> DeviceMesh | None:
