@@ -167,6 +167,24 @@ def test_products(place: str, d: int) -> None:
         check(simulate(contracted, inputs), [torch.nn.functional.linear(*inputs)])
 
 
+@pytest.mark.parametrize("d", RANKS)
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_weight_of_slices(axis: int, d: int) -> None:
+    """[d, n, k] with each of its axes in uneven parts, with and without a bias; some are empty."""
+    mesh = DeviceMesh(range(d))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([2, -1], contiguity=True)
+        weight = fd.define_tensor([-1, -1, -1], contiguity=True)
+        bias = fd.define_tensor([-1, -1], contiguity=True)
+        fd.add_output(fd.ops.linear(x, weight))
+        fd.add_output(fd.ops.linear(x, weight, bias))
+        block(mesh, weight, axis)
+    for sizes in ((5, 3, 2), (2, 5, 3), (3, 2, 5), (2, 0, 3), (2, 3, 0)):
+        inputs = [integers(2, sizes[2]), integers(*sizes), integers(*sizes[:2])]
+        product = torch.einsum("bk,dnk->dbn", inputs[0], inputs[1])
+        check(simulate(fd, inputs), [product, product + inputs[2][:, None]])
+
+
 @pytest.mark.parametrize("place", ["block", "cyclic"])
 def test_statistics_along_and_across(place: str) -> None:
     mesh = DeviceMesh(range(4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import singledispatch
 
 import torch
@@ -41,8 +42,9 @@ def _(expr: Linear, env: Environment, out: torch.Tensor) -> None:
     if weight.dim() != 2 or not out.is_contiguous():
         _copy_result(expr, env, out)
         return
-    rows, columns = src.reshape(-1, src.shape[-1]), weight.mT
-    into = out.view(-1, weight.shape[0])
+    count = math.prod(src.shape[:-1])
+    rows, columns = src.reshape(count, src.shape[-1]), weight.mT
+    into = out.view(count, weight.shape[0])
     if expr.bias is None:
         torch.mm(rows, columns, out=into)
     else:

@@ -397,10 +397,11 @@ def _batched_linear(
 ) -> torch.Tensor:
     """[*batch, k] by [*d, n, k] plus [*d, n] -> [*d, *batch, n], one product per index of d."""
     groups, (n, k) = weight.shape[:-2], weight.shape[-2:]
-    rows = src.reshape(1, -1, k).expand(math.prod(groups), -1, -1)
-    columns = weight.reshape(-1, n, k).mT
+    count = math.prod(groups)  # of -1 torch makes nothing where a size is 0
+    rows = src.reshape(1, math.prod(src.shape[:-1]), k).expand(count, -1, -1)
+    columns = weight.reshape(count, n, k).mT
     if bias is None:
         product = torch.bmm(rows, columns)
     else:
-        product = torch.baddbmm(bias.reshape(-1, 1, n), rows, columns)
+        product = torch.baddbmm(bias.reshape(count, 1, n), rows, columns)
     return product.reshape(*groups, *src.shape[:-1], n)
