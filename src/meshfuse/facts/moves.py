@@ -80,7 +80,7 @@ class Moves:
         before = current.axes[axis]
         kept = [owner for owner in owners_of(before, self.mesh) if owner != mesh_axis]
         digits = keep_owners(before, kept, self.extents[axis], self.mesh)
-        if not keeps_places(before, digits):
+        if not cut_alike(before, digits):
             return None
         after = _with_axis(current, axis, digits)
         if is_const(self.extents[axis]):
@@ -135,15 +135,15 @@ def nominal_cost(move: Move) -> int:
     return nominal(move.elements)
 
 
-# Where a mesh axis may go.
+# How a mesh axis may cut a tensor axis.
 
 
-def place_as(
+def cut_as(
     digits: Digits, goal: Digits, mesh_axis: ParallelType, extent: IntExpr, mesh: DeviceMesh
 ) -> Digits | None:
-    """`digits`, also cut along `mesh_axis` in the place that it has in `goal`.
+    """`digits`, also cut along `mesh_axis` as `goal` is.
 
-    None where it has none there, or where digits cannot say that.
+    None where that does not cut `goal`, or where digits cannot say it.
     """
     if all(digit.owner != mesh_axis for digit in goal):
         return None
@@ -154,15 +154,15 @@ def place_as(
     else:
         weight = weights(goal)[mesh_axis]
         made = [
-            canonical(_cut(digits, position, mesh_axis, ranks, below), extent, mesh)
+            canonical(_cut_inside(digits, position, mesh_axis, ranks, below), extent, mesh)
             for position, lower in _local_digits(digits)
             if (below := quotient_if_exact(weight, lower)) not in (None, const(0))
         ]
-    fitting = (d for d in made if keeps_places(digits, d) and keeps_places(goal, d))
+    fitting = (d for d in made if cut_alike(digits, d) and cut_alike(goal, d))
     return next(fitting, None)
 
 
-def places_for(
+def cuts_for(
     digits: Digits, mesh_axis: ParallelType, extent: IntExpr, mesh: DeviceMesh
 ) -> Iterator[Digits]:
     """`digits`, also cut along `mesh_axis`: each local digit into blocks, and cyclically.
@@ -177,11 +177,11 @@ def places_for(
         for inside in (blocks, cycle) if most is not const(1) else (blocks,):
             cut = (*digits[:position], *inside, *digits[position + 1 :])
             found = canonical(cut, extent, mesh)
-            if keeps_places(digits, found):
+            if cut_alike(digits, found):
                 yield found
 
 
-def keeps_places(before: Digits, after: Digits) -> bool:
+def cut_alike(before: Digits, after: Digits) -> bool:
     """Whether the mesh axes that both have cut the axis alike: a digit says of an index
     `index // weight % extent`, so it is enough that weights are equal, for every size.
     """
@@ -193,7 +193,7 @@ def keeps_places(before: Digits, after: Digits) -> bool:
     )
 
 
-def _cut(
+def _cut_inside(
     digits: Digits, position: int, mesh_axis: ParallelType, ranks: IntExpr, below: IntExpr
 ) -> Digits:
     """`digits` with a mesh digit inside the local one at `position`, `below` left under it."""

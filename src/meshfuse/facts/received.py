@@ -8,14 +8,21 @@ axis.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 from typing import Final, final
 
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, const
 from meshfuse.facts.digits import Digit, Digits, Sharding
-from meshfuse.facts.holdings import Runs, held, rank_coordinates, run_length, runs_in_both
+from meshfuse.facts.holdings import (
+    Coordinates,
+    Runs,
+    held,
+    rank_coordinates,
+    run_length,
+    runs_in_both,
+)
 from meshfuse.facts.nominal import nominal_value
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
@@ -25,7 +32,6 @@ DIVISIBLE_SIZE: Final = 15360
 _MOST_PLACES: Final = 2048
 """Places that are looked at one by one; beyond, only the first and last two of each mesh axis."""
 
-_Places = Mapping[ParallelType, int]
 _Radices = tuple[tuple[int, ParallelType | None], ...]
 
 
@@ -174,7 +180,7 @@ def _coupled(cuts: Sequence[_Cut]) -> list[list[_Cut]]:
     return [members for _, members in groups]
 
 
-def _deciding_places(group: Sequence[_Cut], mesh: DeviceMesh) -> Iterator[_Places]:
+def _deciding_places(group: Sequence[_Cut], mesh: DeviceMesh) -> Iterator[Coordinates]:
     """The coordinates at which a group of axes may be the one that lacks most."""
     owners = sorted(set[ParallelType]().union(*(cut.owners() for cut in group)), key=str)
     if len(group) == 1 and (group[0].have == group[0].want or not _owners(group[0].have)):
@@ -198,7 +204,7 @@ def _group_parts(group: Sequence[_Cut], mesh: DeviceMesh) -> set[tuple[int, int]
     return {_parts(group, place) for place in _deciding_places(group, mesh)}
 
 
-def _parts(group: Sequence[_Cut], place: _Places) -> tuple[int, int]:
+def _parts(group: Sequence[_Cut], place: Coordinates) -> tuple[int, int]:
     """What a rank wants of a group of axes, and what it has of that. Missing coordinates are 0."""
     wants = owns = 1
     for cut in group:
@@ -218,7 +224,7 @@ def _undominated(pairs: set[tuple[int, int]]) -> set[tuple[int, int]]:
     return kept
 
 
-def _count_both(cut: _Cut, place: _Places) -> int:
+def _count_both(cut: _Cut, place: Coordinates) -> int:
     if cut.have == cut.want or not _owners(cut.have):
         return _count(cut.want, cut.size, place)
     if not _owners(cut.want):
@@ -227,12 +233,12 @@ def _count_both(cut: _Cut, place: _Places) -> int:
     return run_length(runs_in_both(*runs))
 
 
-def _runs(radices: _Radices, size: int, place: _Places) -> Runs:
+def _runs(radices: _Radices, size: int, place: Coordinates) -> Runs:
     places = {owner: place.get(owner, 0) for _, owner in radices if owner is not None}
     return held(tuple(Digit(const(extent), owner) for extent, owner in radices), size, places)
 
 
-def _count(radices: _Radices, size: int, place: _Places) -> int:
+def _count(radices: _Radices, size: int, place: Coordinates) -> int:
     """As `held_count`, on numbers. Missing coordinates are 0."""
     count, rest = 0, size
     if size == 0:

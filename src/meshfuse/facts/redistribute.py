@@ -22,10 +22,10 @@ from meshfuse.expr import IntExpr
 from meshfuse.facts.moves import (
     Move,
     Moves,
-    keeps_places,
+    cut_alike,
+    cut_as,
+    cuts_for,
     nominal_cost,
-    place_as,
-    places_for,
     replaced,
 )
 from meshfuse.facts.received import largest_part, nominal
@@ -112,7 +112,7 @@ def _differ_along(whole: Sharding, cut: Sharding, mesh_axis: ParallelType, axis:
         and replaced(whole.axes, axis, after) == cut.axes
         and mesh_axis not in owners_of(before, whole.mesh)
         and owners == set(owners_of(after, cut.mesh))
-        and keeps_places(before, after)
+        and cut_alike(before, after)
     )
 
 
@@ -151,7 +151,7 @@ _Path = tuple[_Cost, int, Sharding, tuple[Move, ...], bool]
 _FREE: Final[_Cost] = (0, 0, 0, 0, 0)
 
 _FEW_MESH_AXES: Final = 2
-"""On a mesh of more axes the search does not look at every place: that would take seconds."""
+"""On a mesh of more axes the search does not try every cut: that would take seconds."""
 
 
 def _cost(moves: Sequence[Move]) -> _Cost:
@@ -261,7 +261,7 @@ class _Planner:
                 continue
             for mesh_axis in owners_of(goal, self.mesh):
                 if mesh_axis in free:
-                    found = place_as(digits, goal, mesh_axis, self.moves.extents[axis], self.mesh)
+                    found = cut_as(digits, goal, mesh_axis, self.moves.extents[axis], self.mesh)
                     if found is not None:
                         yield self.moves.slice(current, mesh_axis, axis, found)
             for mesh_axis in owners_of(digits, self.mesh):
@@ -273,11 +273,11 @@ class _Planner:
         waiting = self.waiting(current)
         for mesh_axis in waiting:
             yield self.moves.reduce(current, mesh_axis)
-            for place in self._places(current, mesh_axis):
-                yield self.moves.scatter(current, mesh_axis, *place)
+            for cut in self._cuts(current, mesh_axis):
+                yield self.moves.scatter(current, mesh_axis, *cut)
         for mesh_axis in self._free(current):
-            for place in self._places(current, mesh_axis):
-                yield self.moves.slice(current, mesh_axis, *place)
+            for cut in self._cuts(current, mesh_axis):
+                yield self.moves.slice(current, mesh_axis, *cut)
         yield from self._balancing_moves(current)
 
     def _balancing_moves(self, current: Sharding) -> Iterator[Move]:
@@ -285,7 +285,7 @@ class _Planner:
         uneven, so that others are less to combine; or they stand where results are wanted.
         """
         wanted = [
-            owner for owner in self.waiting(current) if not self._place_in_target(current, owner)
+            owner for owner in self.waiting(current) if not self._cut_in_target(current, owner)
         ]
         for axis, digits in enumerate(current.axes):
             extent, size = self.moves.extents[axis], self.moves.sizes[axis]
@@ -297,46 +297,46 @@ class _Planner:
                 kept = [owner for owner in owners_of(digits, self.mesh) if owner != mesh_axis]
                 rest = keep_owners(digits, kept, extent, self.mesh)
                 without = replace(current, axes=replaced(current.axes, axis, rest))
-                for place in self._places(without, mesh_axis):
-                    after = replace(without, axes=replaced(without.axes, *place))
+                for cut in self._cuts(without, mesh_axis):
+                    after = replace(without, axes=replaced(without.axes, *cut))
                     if after.axes != current.axes:
                         yield self.moves.exchange(current, after)
 
-    def _places(self, current: Sharding, mesh_axis: ParallelType) -> list[tuple[int, Digits]]:
-        """Where a mesh axis may go: to its place in the target, if that makes even parts.
+    def _cuts(self, current: Sharding, mesh_axis: ParallelType) -> list[tuple[int, Digits]]:
+        """How a mesh axis may cut the tensor: as in the target, if that makes even parts.
 
-        Else where parts are even, but not where they are larger and what is wanted is no nearer.
-        Anywhere if parts are uneven everywhere, and on meshes of few axes if they are somewhere:
-        each place may be the best in the end.
+        Else so that parts are even, but not where they are larger and what is wanted is no nearer.
+        In all ways if all make uneven parts, and on meshes of few axes if some do: each may be the
+        best in the end.
         """
-        goal = self._place_in_target(current, mesh_axis)
-        places = [] if goal is None else [goal]
+        goal = self._cut_in_target(current, mesh_axis)
+        cuts = [] if goal is None else [goal]
         if goal is not None and self._is_even(current, mesh_axis, *goal):
-            return places
+            return cuts
         for axis, extent in enumerate(self.moves.extents):
-            found = places_for(current.axes[axis], mesh_axis, extent, self.mesh)
-            places.extend((axis, digits) for digits in found)
-        even = [place for place in places if self._is_even(current, mesh_axis, *place)]
-        if not even or (len(even) < len(places) and self._is_small):
-            return places
-        places = even if goal is None else [goal, *even]
-        measured = [(*self._measure(current, *place), *place) for place in places]
+            found = cuts_for(current.axes[axis], mesh_axis, extent, self.mesh)
+            cuts.extend((axis, digits) for digits in found)
+        even = [cut for cut in cuts if self._is_even(current, mesh_axis, *cut)]
+        if not even or (len(even) < len(cuts) and self._is_small):
+            return cuts
+        cuts = even if goal is None else [goal, *even]
+        measured = [(*self._measure(current, *cut), *cut) for cut in cuts]
         kept: list[tuple[int, Digits]] = []
         least: int | None = None
-        for _, lacking, axis, digits in sorted(measured, key=lambda place: place[:2]):
+        for _, lacking, axis, digits in sorted(measured, key=lambda cut: cut[:2]):
             if least is None or lacking < least:
                 kept.append((axis, digits))
                 least = lacking
         return kept
 
-    def _place_in_target(
+    def _cut_in_target(
         self, current: Sharding, mesh_axis: ParallelType
     ) -> tuple[int, Digits] | None:
         if self.mesh != self.dst.mesh:
             return None
         for axis, goal in enumerate(self.dst.axes):
             extent = self.moves.extents[axis]
-            found = place_as(current.axes[axis], goal, mesh_axis, extent, self.mesh)
+            found = cut_as(current.axes[axis], goal, mesh_axis, extent, self.mesh)
             if found is not None:
                 return axis, found
         return None
@@ -378,8 +378,8 @@ class _Planner:
         reduction = self.moves.reduce(src, mesh_axis)
         if reduction.after == self.dst:
             return reduction
-        place = self._place_in_target(src, mesh_axis)
-        if place is None or not self._is_even(src, mesh_axis, *place):
+        cut = self._cut_in_target(src, mesh_axis)
+        if cut is None or not self._is_even(src, mesh_axis, *cut):
             return None
-        scatter = self.moves.scatter(src, mesh_axis, *place)
+        scatter = self.moves.scatter(src, mesh_axis, *cut)
         return scatter if scatter.after == self.dst else None
