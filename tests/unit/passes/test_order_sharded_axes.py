@@ -161,7 +161,7 @@ def test_golden(golden: GoldenCheck) -> None:
 
 
 def parts(first: list[int], second: list[int] | None = None) -> Recorder:
-    """A set between two shardings of a [6, 8] tensor: `[6, 8]` split by these, bound where -1 is."""
+    """A set between two shardings of a [6, 8] tensor: it is split by these, bound where -1 is."""
     recorder = Recorder()
     x = recorder.input([6, 8])
     y = recorder.add(build.set_, x)
