@@ -300,7 +300,7 @@ class Executable:
         symbols = self._bind_symbols(slots, given)
         values = iter(self._evaluate_sizes(symbols))
         for demand in self._demands:
-            _check_demand(demand, tuple(islice(values, len(demand.extents))))
+            _check_demand(self.program, demand, tuple(islice(values, len(demand.extents))))
         for buffer in self._inputs_here():
             wanted = tuple(islice(values, len(buffer.shape)))
             self._check_shape(buffer, slots[self._names.slots[buffer.name]].shape, wanted, symbols)
@@ -401,18 +401,26 @@ def _expressions(
     return found
 
 
-def _check_demand(demand: Demand, found: Sequence[int]) -> None:
+def _placed(program: HostProgram, tensor: TensorName) -> str:
+    """A tensor with its sharding; without one if it exists inside a kernel only."""
+    buffer = program.buffers.get(tensor)
+    sharding = None if buffer is None else buffer.sharding
+    return tensor if sharding is None else f"{tensor}, {describe(sharding)},"
+
+
+def _check_demand(program: HostProgram, demand: Demand, found: Sequence[int]) -> None:
     match demand:
         case Divides(divisor, extent, tensor) if found[0] % divisor:
             raise Unsupported(
-                f"execute: {tensor} is reshaped along a sharded axis of global size {found[0]} "
-                f"({extent}), of which ranks must hold whole pieces: the size must be a multiple "
-                f"of {divisor}, or what is reshaped be copied onto the mesh unsharded first"
+                f"execute: {_placed(program, tensor)} is reshaped along a sharded axis of global "
+                f"size {found[0]} ({extent}), of which ranks must hold whole pieces: the size must "
+                f"be a multiple of {divisor}, or what is reshaped be copied onto the mesh "
+                "unsharded by fd.ops.set first"
             )
         case Covers(most, extent, tensor) if found[0] > most:
             raise UserError(
-                f"execute: {tensor} has a sharded axis of global size {found[0]} ({extent}), but "
-                f"its ranks hold blocks of {most} elements in all"
+                f"execute: {_placed(program, tensor)} has a sharded axis of global size {found[0]} "
+                f"({extent}), but its ranks hold blocks of {most} elements in all"
             )
         case Equals(extent, other, tensor, elements=True) if found[0] != found[1]:
             raise UserError(
