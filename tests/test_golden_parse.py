@@ -16,7 +16,7 @@ from meshfuse.kernel.parser import parse_kernel
 from meshfuse.kernel.printer import print_kernel
 
 GOLDEN = Path(__file__).parent / "golden"
-OTHER_LANGUAGES = ("cpp_", "visualize")
+OTHER_LANGUAGES = ("cpp_", "host_faults", "visualize")
 """Files of source text, which nothing of ours parses."""
 
 

@@ -321,13 +321,13 @@ def test_iota(dtype: DataType) -> None:
         fd.add_output(fd.ops.iota(0, dtype=dtype))
     counted = (torch.arange(6, dtype=torch.float64) * step + first).to(target)
     wanted = [torch.arange(5), counted, torch.zeros(1), torch.zeros(0)]
-    assert_equal(fd.execute([6]), [value.to(target) for value in wanted])
+    assert_equal(fd.execute([6], device="cpu"), [value.to(target) for value in wanted])
 
 
 def test_iota_without_inputs_and_by_scalars() -> None:
     with FusionDefinition() as fd:
         fd.add_output(fd.ops.iota(4) * 2)
-    assert_equal(fd.execute([]), [torch.arange(4) * 2])
+    assert_equal(fd.execute([], device="cpu"), [torch.arange(4) * 2])
     with FusionDefinition() as fd:
         x = fd.define_tensor([-1])
         first, step = fd.ops.size(x, 0), fd.define_scalar(dtype=DataType.Int)

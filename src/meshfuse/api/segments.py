@@ -21,7 +21,7 @@ from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.ir.ops_random import RandomSource
 from meshfuse.ir.printer import print_program
 from meshfuse.ir.program import Program
-from meshfuse.runtime.arguments import Argument, flatten_inputs
+from meshfuse.runtime.arguments import Argument, default_device, flatten_inputs
 from meshfuse.segment.segments import Segment, SegmentedProgram
 
 FIRST_KERNEL = "S0"
@@ -93,7 +93,8 @@ def run_segments(
         raise UserError(f"expected {len(names)} inputs ({', '.join(names)}), but got {len(flat)}")
     values: dict[str, Argument | complex] = dict(zip(names, flat, strict=True))
     results = {name: v for name, v in values.items() if isinstance(v, torch.Tensor)}
-    values.update(_draw(whole, results.values(), device))
+    where = read_device(device) or _device_of(results.values())
+    values.update(_draw(whole, where))
     shapes: dict[str, Sequence[int]] = {
         names[key] if isinstance(key, int) else key.name: shape
         for key, shape in (global_sizes or {}).items()
@@ -104,7 +105,7 @@ def run_segments(
         known = {k: shapes[name] for k, name in enumerate(fusion.inputs) if name in shapes}
         made = segment.execute(
             [values[name] for name in fusion.inputs],
-            device=device,
+            device=where,
             profile=profile,
             global_sizes=known,
         )
@@ -119,13 +120,17 @@ def run_segments(
     return outputs, merge_profiles(profiles) if profile else None
 
 
-def _draw(whole: Program, inputs: Iterable[torch.Tensor], device: Device | None) -> dict[str, int]:
+def _device_of(inputs: Iterable[torch.Tensor]) -> torch.device:
+    """Where all segments run, those without inputs too. Numbers may lie on the CPU of a GPU."""
+    ordered = sorted(inputs, key=lambda x: x.dim() == 0)
+    return ordered[0].device if ordered else default_device()
+
+
+def _draw(whole: Program, where: torch.device) -> dict[str, int]:
     """Seed and offset of the call's random numbers, which all segments read."""
     source = next((e for e in whole.fusion.exprs if isinstance(e, RandomSource)), None)
     if source is None:
         return {}
-    places = [x.device for x in inputs if x.dim() > 0]
-    where = read_device(device) or next(iter(places), torch.device("cpu"))
     meshes = [s.mesh for s in whole.schedules.values() if s.mesh is not None]
     team = tuple(sorted({rank for mesh in meshes for rank in mesh.ids}))
     state = draw_alike(Communicator.instance(), team, where, source.draws)

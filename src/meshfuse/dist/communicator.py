@@ -413,7 +413,7 @@ def _join_launch(launch: Launch, seconds: float, purpose: object) -> None:
             f"{purpose}: rank {place.rank} cannot reach the store of rank 0 or the launcher at "
             f"{launch.address}:{launch.port}: {str(error).splitlines()[0]}"
         ) from error
-    if torch.cuda.is_available():
+    if place.local_rank < torch.cuda.device_count():  # programs of CPU tensors need none
         torch.cuda.set_device(place.local_rank)
     calls = dist.PrefixStore("meshfuse launch", store)
     processes = dist.PrefixStore("processes", calls)

@@ -213,8 +213,8 @@ def check_arguments(
     runs on.
 
     In place of a tensor of a mesh without this rank any empty one is taken. Without tensors the
-    device is `device`, else cuda:0 where there is one, else the CPU. Raises UserError naming the
-    input, what was expected and what was found.
+    device is `device`, else the current GPU where there is one, else the CPU. Raises UserError
+    naming the input, what was expected and what was found.
     """
     if len(inputs) != len(expected):
         names = ", ".join(map(str, expected))
@@ -396,16 +396,23 @@ def _common_device(
     device: torch.device | None,
     rank: int,
 ) -> torch.device:
-    """The one device of all inputs, CPU scalars of a GPU program and empty ones aside."""
+    """The one device of all inputs, CPU scalars of a GPU program and empty ones aside.
+
+    Where the rank holds no input, the empty ones say: all ranks' tensors lie on one kind of device.
+    """
     found: dict[torch.device, str] = {}
+    empty: list[torch.device] = []
     for position, (want, value) in enumerate(zip(expected, inputs, strict=True)):
-        if isinstance(value, torch.Tensor) and not _may_lie_elsewhere(want, rank):
+        if not isinstance(value, torch.Tensor) or not isinstance(want, ExpectedTensor):
+            continue
+        if not want.is_cpu and want.is_on(rank):
             found.setdefault(value.device, f"input {position}, {want}, lies on {value.device}")
+        elif not want.is_cpu:
+            empty.append(value.device)
     if len(found) > 1:
         raise UserError(f"inputs must lie on one device, but {'; '.join(found.values())}")
     if not found:
-        fallback = "cuda:0" if torch.cuda.is_available() else "cpu"
-        return torch.device(fallback) if device is None else device
+        return device or next(iter(empty), None) or default_device()
     (only,) = found
     if device is not None and device != only:
         raise UserError(
@@ -414,5 +421,8 @@ def _common_device(
     return only
 
 
-def _may_lie_elsewhere(want: Expected, rank: int) -> bool:
-    return isinstance(want, ExpectedTensor) and (want.is_cpu or not want.is_on(rank))
+def default_device() -> torch.device:
+    """Where a program runs that reads no tensor: the current GPU where there is one."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())

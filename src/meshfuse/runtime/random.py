@@ -77,6 +77,7 @@ def draw_state(device: torch.device, draws: int) -> RandomState:
 
 
 def _draw_cuda(device: torch.device, draws: int) -> RandomState:
+    torch.cuda.init()  # until then there are no generators
     index = torch.cuda.current_device() if device.index is None else device.index
     generator = torch.cuda.default_generators[index]
     offset = generator.get_offset()

@@ -33,6 +33,6 @@ def test_importing_collects_nothing_of_torch_and_leaves_the_collector_as_it_was(
     collections, before, after, is_enabled = done.stdout.split()
     assert (collections, is_enabled) == ("0", "True")
     if state == "plain":
-        assert (before, after) == ("0", "0")
+        assert before == after  # some Pythons set a few hundred of their own aside
     else:  # a few of them have died since
         assert int(before) > int(after) > int(before) // 2

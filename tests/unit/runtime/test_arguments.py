@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ import torch
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.errors import UserError
 from meshfuse.ir import build
+from meshfuse.ir.mesh import make_mesh
 from meshfuse.ir.program import Program
 from meshfuse.runtime.arguments import (
     Expected,
+    ExpectedTensor,
     check_arguments,
     expected_inputs,
     flatten_inputs,
@@ -47,6 +50,18 @@ def test_what_fits_is_taken_and_scalars_are_converted() -> None:
     x = torch.zeros(2, 3)
     expected = (*tensor_input([-1, 3]), *scalar_input(DataType.Double))
     assert check_arguments(expected, [x, 2]) == ([x, 2.0], CPU)
+
+
+def test_the_device_of_a_rank_that_holds_no_input_is_that_of_the_empty_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    (want,) = tensor_input([3])
+    assert isinstance(want, ExpectedTensor)
+    elsewhere = replace(want, sharding=replace(want.sharding, mesh=make_mesh([1])))
+    assert check_arguments([elsewhere], [torch.zeros(0)])[1] == CPU
+    assert check_arguments([], [])[1] == torch.device("cuda", 1)
 
 
 def test_the_number_of_inputs() -> None:
