@@ -22,7 +22,9 @@ from meshfuse.facts.refusal import Refusal
 from meshfuse.facts.views import is_in_place
 from meshfuse.host.check import require_sound
 from meshfuse.host.dispatch import executor_class
-from meshfuse.host.lower import LoweredKernel, lower_to_host
+from meshfuse.host.loops import chunk_program, form_loops
+from meshfuse.host.lower import lower_to_host
+from meshfuse.host.lower_segments import LoweredKernel
 from meshfuse.host.nodes import HostProgram, KernelName
 from meshfuse.host.one_segment import lower_scheduled
 from meshfuse.host.verify import verify_host_program
@@ -81,7 +83,7 @@ def compile(
     beyond this version, naming tensor and stage.
     """
     prepared, notes = run_passes(program)
-    segmented = segment(prepared, _accepts_locally)
+    segmented = form_loops(segment(prepared, _accepts_locally))
     return _compile_segments(segmented, notes, signature, kernels, options)
 
 
@@ -91,7 +93,7 @@ def outline_program(program: Program) -> Compilation:
     For planning: what moves and what is allocated is all there. Raises as `compile`.
     """
     prepared, notes = run_passes(program)
-    segmented = segment(prepared, _accepts_locally)
+    segmented = form_loops(segment(prepared, _accepts_locally))
     kernels = {
         part.name: LoweredKernel(outline(part.program, part.name), {})
         for part in segmented.segments
@@ -198,7 +200,7 @@ def _lower_segment(
 def _accepts_locally(program: Program) -> Answer:
     """The scheduler that takes the local form of a program, or the refusals of all."""
     try:
-        return accepts(localize(program).program)
+        return accepts(localize(chunk_program(program)).program)
     except Unsupported as error:
         return (Refusal("localize", str(error).removeprefix("localize: ")),)
 

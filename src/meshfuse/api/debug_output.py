@@ -8,7 +8,7 @@ from dataclasses import replace
 from meshfuse.base.options import Options
 from meshfuse.codegen.cpp import PRELUDE
 from meshfuse.codegen.source import KernelSource
-from meshfuse.host.nodes import Communicate
+from meshfuse.host.nodes import Communicate, all_nodes
 from meshfuse.host.printer import print_host_program, print_node
 from meshfuse.ir.printer import print_program
 from meshfuse.ir.program import Program
@@ -74,7 +74,7 @@ def _host_program(program: Program, compilation: Compilation) -> str:
 
 
 def _communications(program: Program, compilation: Compilation) -> str:
-    nodes = (node for node in compilation.host.body if isinstance(node, Communicate))
+    nodes = (node for node in all_nodes(compilation.host.body) if isinstance(node, Communicate))
     return "\n".join(print_node(node) for node in nodes)
 
 

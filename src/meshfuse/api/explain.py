@@ -8,7 +8,7 @@ from dataclasses import replace
 from meshfuse.base.trace import Note
 from meshfuse.expr.nodes import Symbol
 from meshfuse.facts.sharding import Sharding, describe, describe_axes, sharding_of
-from meshfuse.host.nodes import Communicate, HostProgram
+from meshfuse.host.nodes import Communicate, HostProgram, all_nodes
 from meshfuse.host.printer import print_host_program
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import DeviceMesh
@@ -47,7 +47,7 @@ def explain_compilation(compilation: Compilation) -> str:
 
 def communications(host: HostProgram) -> tuple[Communicate, ...]:
     """The collectives of a host program, in the order in which they are posted."""
-    return tuple(node for node in host.body if isinstance(node, Communicate))
+    return tuple(node for node in all_nodes(host.body) if isinstance(node, Communicate))
 
 
 def _host_title(host: HostProgram) -> str:

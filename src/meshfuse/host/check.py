@@ -19,6 +19,7 @@ from meshfuse.host.meetings import (
     requests_of,
 )
 from meshfuse.host.nodes import HostProgram
+from meshfuse.host.unroll import unrolled
 from meshfuse.host.virtual_device import Name, Report, check_memory
 
 Standing = tuple[bool, ...]
@@ -35,8 +36,9 @@ def check_host_program(
 
     `ranks`: those to look at, all of its meshes if None. One is looked at for all that do the same,
     with one rank of each other kind that it meets: the cost is linear in the nodes and the kinds of
-    ranks.
+    ranks. Loops are looked at unrolled, and places in the body are those there.
     """
+    program = unrolled(program)
     standings = _standings(program)
     alike: dict[Standing, list[int]] = {}
     for rank in standings if ranks is None else ranks:
@@ -52,7 +54,9 @@ def check_ranks(programs: Mapping[int, HostProgram]) -> tuple[Fault, ...]:
 
     Ranks that are not given are taken to post what those that are expect of them.
     """
-    return _check(programs, {rank: (rank,) for rank in programs})
+    flat = {id(program): unrolled(program) for program in programs.values()}
+    shown = {rank: flat[id(program)] for rank, program in programs.items()}
+    return _check(shown, {rank: (rank,) for rank in programs})
 
 
 def require_sound(program: HostProgram) -> None:

@@ -151,9 +151,9 @@ def _run_started(
         random = _draw(executable.drawing, communicator)
     program = run_plan(executable, plan, slots, _with_marks(trace), random)
     if not executable.evaluates:  # inputs have no grad, and only torch's operations would care
-        return _drive(program, communicator, executable.communications)
+        return _drive(program, communicator, plan.communications)
     with torch.no_grad():
-        return _drive(program, communicator, executable.communications)
+        return _drive(program, communicator, plan.communications)
 
 
 def _draw(drawing: Drawing, communicator: Communicator) -> RandomState:

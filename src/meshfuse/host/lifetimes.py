@@ -5,15 +5,26 @@ use, a free after the last one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from meshfuse.host.nodes import Communicate, Evaluate, Free, KernelName, Node, Wait
+from meshfuse.host.nodes import (
+    Communicate,
+    Evaluate,
+    ForLoop,
+    Free,
+    KernelName,
+    Node,
+    Wait,
+    all_nodes,
+)
 from meshfuse.host.uses import names_defined, names_needed, names_written, views_made
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.kernel.nodes import Kernel
 
 
 def with_early_posts(body: Sequence[Node], kernels: Mapping[KernelName, Kernel]) -> list[Node]:
-    """Each collective, with the allocation before it, right behind what its source comes from.
+    """Each collective, with what makes its buffer before it, right behind what its source comes
+    from. In loops as outside: nothing goes from one to the other.
 
     Work that stood between the two runs while the collective is under way. Collectives keep their
     order, which all ranks share, and so does all other work:
@@ -23,6 +34,9 @@ def with_early_posts(body: Sequence[Node], kernels: Mapping[KernelName, Kernel])
     """
     placed: list[Node] = []
     for node in body:
+        if isinstance(node, ForLoop):
+            placed.append(replace(node, body=tuple(with_early_posts(node.body, kernels))))
+            continue
         if not isinstance(node, Communicate):
             placed.append(node)
             continue
@@ -38,14 +52,14 @@ def _must_precede(
     earlier: Node, collective: Communicate, kernels: Mapping[KernelName, Kernel]
 ) -> bool:
     is_made = collective.src in names_written(earlier, kernels)
-    return is_made or isinstance(earlier, Communicate)
+    return is_made or any(isinstance(node, Communicate) for node in all_nodes([earlier]))
 
 
 def with_waits(body: Sequence[Node]) -> Iterator[Node]:
     """Each collective's Wait, before the first node that reads its result or writes its source, be
     that by another name: a view of an input is sent, and the input updated in place.
 
-    What nothing uses is awaited at the end.
+    What nothing uses is awaited at the end, of the iteration if it is in a loop.
     """
     pending: dict[TensorName, Communicate] = {}
     roots: dict[TensorName, TensorName] = {}
@@ -59,12 +73,15 @@ def with_waits(body: Sequence[Node]) -> Iterator[Node]:
             roots[view] = roots.get(source, source)
         if isinstance(node, Communicate):
             pending[node.out] = node
+        if isinstance(node, ForLoop):
+            node = replace(node, body=tuple(with_waits(node.body)))
         yield node
     yield from (Wait(posted.number) for posted in pending.values())
 
 
 def with_frees(body: Sequence[Node], kept: Collection[TensorName | ScalarName]) -> Iterator[Node]:
-    """Buffers are freed after their last use; a collective uses its buffers until its Wait.
+    """Buffers are freed after their last use; a collective uses its buffers until its Wait. What
+    the body of a loop makes is freed there.
 
     Inputs, outputs and scalars stand in `kept`.
     """
@@ -77,8 +94,14 @@ def with_frees(body: Sequence[Node], kept: Collection[TensorName | ScalarName]) 
 
     last = {name: place for place, node in enumerate(body) for name in touched(node)}
     for place, node in enumerate(body):
-        yield node
+        yield _with_frees_inside(node) if isinstance(node, ForLoop) else node
         names = dict.fromkeys(touched(node))
         dead = tuple(TensorName(n) for n in names if last[n] == place and n not in kept)
         if dead:
             yield Free(dead)
+
+
+def _with_frees_inside(loop: ForLoop) -> ForLoop:
+    made = {name for node in loop.body for name in names_defined(node)}
+    outside = [name for node in loop.body for name in names_needed(node) if name not in made]
+    return replace(loop, body=tuple(with_frees(loop.body, outside)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 
 import torch
 
@@ -11,13 +12,16 @@ from meshfuse.base.dtypes import DataType
 from meshfuse.base.trace import Trace
 from meshfuse.codegen.source import KernelSource
 from meshfuse.expr import IntExpr, free_symbols
+from meshfuse.host.loop_step import LoopStep
 from meshfuse.host.nodes import (
     Communicate,
     Evaluate,
+    ForLoop,
     HostProgram,
     KernelName,
     Launch,
     Node,
+    all_nodes,
 )
 from meshfuse.host.plan import Drawing, Executable, Names, Step
 from meshfuse.host.presence import NodeHere, is_outside, nodes_here
@@ -54,8 +58,8 @@ def load(
     binding = Binding(program, names, sources, compiler, rank, device, schedulers or {}, ids, trace)
     here = () if outside else tuple(nodes_here(program, body, rank))
     others = () if outside else tuple(_inputs_elsewhere(program, rank))
-    steps = tuple(_bind_steps(((None, others), *here), binding))
-    symbols = _symbols_of(program, here)
+    steps = tuple(_bind_steps(((None, others), *here), binding, count()))
+    symbols = _symbols_of(program, [node for node, _ in here if node is not None])
     drawing = _drawing_of(program, names, device)
     return Executable(program, rank, outside, names, prologue, steps, symbols, drawing)
 
@@ -99,19 +103,23 @@ def _split_prologue(program: HostProgram) -> tuple[tuple[Expr, ...], tuple[Node,
     return tuple(prologue), ()
 
 
-def _symbols_of(program: HostProgram, body: Iterable[NodeHere]) -> tuple[str, ...]:
+def _symbols_of(program: HostProgram, body: Iterable[Node]) -> tuple[str, ...]:
     """What operations through torch name: sizes of their tensors, and integers that they take.
 
     Other steps say themselves what sizes they need.
     """
     sizes: list[IntExpr] = []
-    for node, _ in body:
+    indices: set[str] = set()
+    for node in all_nodes(body):
+        if isinstance(node, ForLoop):
+            indices.add(node.index)
         if isinstance(node, Evaluate):
             sizes += [x for expr in node.body for x in expr.ins if isinstance(x, IntExpr)]
             names = (*names_needed(node), *(out for expr in node.body for out in expr.outs))
             for buffer in (program.buffers.get(TensorName(name)) for name in names):
                 sizes += () if buffer is None else (*buffer.shape, *buffer.extents)
-    return tuple(dict.fromkeys(found.name for size in sizes for found in free_symbols(size)))
+    names = dict.fromkeys(found.name for size in sizes for found in free_symbols(size))
+    return tuple(name for name in names if name not in indices)
 
 
 def _inputs_elsewhere(program: HostProgram, rank: int) -> Iterator[TensorName]:
@@ -122,12 +130,19 @@ def _inputs_elsewhere(program: HostProgram, rank: int) -> Iterator[TensorName]:
             yield TensorName(name)
 
 
-def _bind_steps(body: Iterable[NodeHere], binding: Binding) -> Iterator[Step]:
-    """Executors are numbered in the order of the body: the groups of their ids."""
-    group = 0
+def _bind_steps(
+    body: Iterable[NodeHere], binding: Binding, groups: Iterator[int]
+) -> Iterator[Step]:
+    """Executors are numbered in the order of the text: the groups of their ids."""
     for node, elsewhere in body:
-        if node is not None:
-            yield bind_step(node, replace(binding, ids=replace(binding.ids, group=group)))
-            group += isinstance(node, Launch | Evaluate | Communicate)
+        if isinstance(node, ForLoop):
+            inside = nodes_here(binding.program, node.body, binding.rank)
+            steps = tuple(_bind_steps(inside, binding, groups))
+            yield LoopStep.of(node.index, node.count, steps)
+        elif isinstance(node, Launch | Evaluate | Communicate):
+            ids = replace(binding.ids, group=next(groups))
+            yield bind_step(node, replace(binding, ids=ids))
+        elif node is not None:
+            yield bind_step(node, binding)
         if elsewhere:
             yield bind_empty(elsewhere, binding)

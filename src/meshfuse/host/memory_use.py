@@ -11,14 +11,18 @@ from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import evaluate
 from meshfuse.host.nodes import (
     Allocate,
+    Chunk,
     Communicate,
     Evaluate,
+    ForLoop,
     Free,
     HostBuffer,
     HostProgram,
     View,
     Wait,
+    all_nodes,
 )
+from meshfuse.host.unroll import iterations
 from meshfuse.host.uses import names_needed
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.ops import Broadcast, Expand, Expr, Permute, Reshape, Squeeze
@@ -55,11 +59,16 @@ def memory_use(program: HostProgram, sizes: Sizes, rank: int) -> MemoryUse:
     inputs = peak = use.live
     at = 0
     dense = _read_outside_torch(program)
-    for place, node in enumerate(program.body):
+    steps = (
+        (place, node, there)
+        for place, top in enumerate(program.body)
+        for node, there in iterations([top], sizes)
+    )
+    for place, node, use.sizes in steps:
         match node:
             case Allocate(buffer):
                 use.make(buffer)
-            case View(out, src):
+            case View(out, src) | Chunk(out, src):
                 use.show(out, src)
             case Evaluate(into, body):
                 for expr in body if into is None else ():
@@ -150,7 +159,7 @@ def _is_view(
 def _read_outside_torch(program: HostProgram) -> set[str]:
     """What outputs and nodes other than Evaluate read: it must be dense in its memory order."""
     found: set[str] = {output.buffer for output in program.outputs}
-    for node in program.body:
-        if not isinstance(node, Free | Evaluate):
+    for node in all_nodes(program.body):
+        if not isinstance(node, Free | Evaluate | ForLoop):
             found.update(names_needed(node))
     return found

@@ -6,10 +6,10 @@ symbols, which are bound from the inputs at each call, and in the coordinates of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from enum import Enum
-from typing import NewType, final
+from typing import NewType, TypeAlias, final
 
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.frozen import frozen_dataclass
@@ -190,8 +190,64 @@ class Pick:
     mesh_axis: ParallelType
 
 
-Node = Allocate | Free | Launch | Evaluate | Communicate | Wait | View | Pick
-NODES: tuple[type, ...] = (Allocate, Free, Launch, Evaluate, Communicate, Wait, View, Pick)
+@final
+@frozen_dataclass
+class Chunk:
+    """`out` is what `src` has along `axis` from `start` on, as much as `out` is long there, or as
+    `src` has. Shares memory."""
+
+    out: Out[TensorName]
+    src: TensorName
+    axis: int
+    start: IntExpr
+
+
+@final
+@frozen_dataclass
+class Clear:
+    """Fill a buffer with zeros."""
+
+    buffer: TensorName
+
+
+@final
+@frozen_dataclass
+class ForLoop:
+    """The body, `count` times, with 0, 1, .. for `index` in the sizes that name it.
+
+    What the body makes it also frees. In iteration k the number n of a communication stands for
+    n + k * m, with m communications in the program.
+    """
+
+    index: IndexName
+    count: IntExpr
+    body: Block[tuple[Node, ...]] = ()
+
+
+Node: TypeAlias = (
+    Allocate | Free | Launch | Evaluate | Communicate | Wait | View | Pick | Chunk | Clear | ForLoop
+)
+NODES: tuple[type, ...] = (
+    Allocate,
+    Free,
+    Launch,
+    Evaluate,
+    Communicate,
+    Wait,
+    View,
+    Pick,
+    Chunk,
+    Clear,
+    ForLoop,
+)
+
+
+def all_nodes(body: Iterable[Node]) -> Iterator[Node]:
+    """The nodes of a body in the order of the text, those in loops behind their loop."""
+    for node in body:
+        yield node
+        if isinstance(node, ForLoop):
+            yield from all_nodes(node.body)
 
 
 @final

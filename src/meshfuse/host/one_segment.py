@@ -21,7 +21,7 @@ from meshfuse.dist.executors import CommunicationExecutor
 from meshfuse.expr import evaluate
 from meshfuse.facts.facts import facts_of
 from meshfuse.host.dispatch import choose_executor, executor_class
-from meshfuse.host.lower import LoweredKernel, lower_communication
+from meshfuse.host.lower_segments import LoweredKernel, lower_communication
 from meshfuse.host.nodes import Communicate, HostBuffer
 from meshfuse.host.sizes import buffer_of, coordinates_in, size_symbols
 from meshfuse.host.steps import bind_collective

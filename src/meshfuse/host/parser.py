@@ -7,12 +7,15 @@ import re
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.text import TextError
 from meshfuse.facts.holdings import coordinate_symbol
+from meshfuse.facts.streams import loop_index
 from meshfuse.host.nodes import (
+    NODES,
     Coordinate,
     Covers,
     Demand,
     Divides,
     Equals,
+    ForLoop,
     HostBuffer,
     HostOutput,
     HostProgram,
@@ -20,6 +23,7 @@ from meshfuse.host.nodes import (
     Node,
     NotNegative,
     SizeOf,
+    all_nodes,
 )
 from meshfuse.host.printer import (
     HOST_GRAMMAR,
@@ -48,8 +52,10 @@ def parse_host_program(text: str) -> HostProgram:
     if not isinstance(statement, HostStatement):
         raise TextError(text, 0, "host()")
     ranks = [line for line in statement.body if isinstance(line, Coordinate)]
-    if ranks:  # the ranges of their symbols simplify sizes
+    loops = [line for line in all_nodes(_nodes_of(statement)) if isinstance(line, ForLoop)]
+    if ranks or loops:  # the ranges of their symbols simplify sizes
         places = {str(r.symbol): coordinate_symbol(r.mesh, r.mesh_axis) for r in ranks}
+        places.update({str(loop.index): loop_index(loop.index, loop.count) for loop in loops})
         statement = host_grammar(places).parse(host)
     inputs: list[TensorName | ScalarName] = []
     outputs: list[HostOutput] = []
@@ -92,3 +98,7 @@ def parse_host_program(text: str) -> HostProgram:
         tuple(coordinates),
         random,
     )
+
+
+def _nodes_of(statement: HostStatement) -> list[Node]:
+    return [line for line in statement.body if isinstance(line, NODES)]

@@ -8,7 +8,7 @@ Action, a closure over constants alone: that is a Plan, and later calls with tho
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import islice
 from typing import Any, final
@@ -35,6 +35,7 @@ from meshfuse.host.nodes import (
     HostProgram,
     NotNegative,
     SizeOf,
+    all_nodes,
 )
 from meshfuse.host.sequences import sequences_of
 from meshfuse.ir.axes import ScalarName, TensorName
@@ -75,10 +76,14 @@ Action = Callable[[Slots], Event | None]
 @final
 @frozen_dataclass
 class Sizes:
-    """`values`: of a step's extents, in order. `symbols`: of all that the program's sizes name."""
+    """`values`: of a step's extents, in order. `symbols`: of all that the program's sizes name.
+
+    `iteration`: how many of the loops that the step is in came before; 0 outside of loops.
+    """
 
     values: tuple[int, ...]
     symbols: Mapping[str, int]
+    iteration: int = 0
 
 
 @final
@@ -102,23 +107,44 @@ class Step(ABC):
     extents: tuple[IntExpr, ...]
     traced: Traced | None
 
+    @property
+    def posts(self) -> int:
+        """How many communications the rank posts here; of a loop, in one iteration."""
+        return int(self.traced is not None and self.traced.posts)
+
     @abstractmethod
     def bind(self, sizes: Sizes) -> Action:
         """The step for one set of sizes."""
+
+    def expand(self, sizes: Sizes) -> Iterator[Bound]:
+        """All actions of the step: one, but for a loop."""
+        yield self.bind(sizes), self.traced
+
+
+Bound = tuple[Action, Traced | None]
+"""An action, and what a trace says of it."""
+
+
+def take(values: Iterator[int], step: Step) -> tuple[int, ...]:
+    """The values of a step's extents, which come next."""
+    return tuple(islice(values, len(step.extents)))
 
 
 @final
 @frozen_dataclass
 class Plan:
-    """The steps of an executable, in order, for one set of sizes.
+    """The steps of an executable, in order, for one set of sizes; loops in all their iterations.
 
+    `traced`: what a trace says of each action. `communications`: how many this rank posts.
     `results` has the global shape of each output, or of the input that it updates; all zeros where
     a rank cannot know it, as it has no part. `agreements`: on what the ranks meet for.
     """
 
     actions: tuple[Action, ...]
+    traced: tuple[Traced | None, ...] = ()
     results: tuple[tuple[int, ...], ...] = ()
     agreements: tuple[Agreement, ...] = ()
+    communications: int = 0
 
 
 @final
@@ -160,8 +186,8 @@ class Executable:
     `is_outside`: the rank is in none of the program's meshes, it holds and does nothing.
     `prologue`: the arithmetic on scalars that sizes depend on. `symbols`: what its sizes name.
     `evaluates`: operations run through torch. `sizes_are_scalars`: sizes depend on the values of
-    scalars, too. `communications`: how many collectives this rank posts; `sequences` are what it
-    must agree on with other ranks. `drawing`: of random numbers.
+    scalars, too. `sequences` are what it must agree on with other ranks. `drawing`: of random
+    numbers.
     """
 
     __slots__ = (
@@ -175,7 +201,6 @@ class Executable:
         "_scalars",
         "_symbols",
         "_tensors",
-        "communications",
         "drawing",
         "evaluates",
         "is_outside",
@@ -222,11 +247,8 @@ class Executable:
             for name in self._symbols
             if name in program.scalars
         )
-        self.evaluates = any(isinstance(node, Evaluate) for node in program.body)
+        self.evaluates = any(isinstance(node, Evaluate) for node in all_nodes(program.body))
         self.sizes_are_scalars = bool(self._scalars)
-        self.communications = sum(
-            step.traced is not None and step.traced.posts for step in self.steps
-        )
         drawing_team = () if drawing is None else drawing.team
         self.sequences = sequences_of(program, rank, self._origins, drawing_team)
         self._evaluate = compile_expressions(expressions, self._symbols)
@@ -304,13 +326,18 @@ class Executable:
         for buffer in self._inputs_here():
             wanted = tuple(islice(values, len(buffer.shape)))
             self._check_shape(buffer, slots[self._names.slots[buffer.name]].shape, wanted, symbols)
+        bound = [
+            found
+            for step in self.steps
+            for found in step.expand(Sizes(take(values, step), symbols))
+        ]
+        traced = tuple(found for _, found in bound)
         return Plan(
-            tuple(
-                step.bind(Sizes(tuple(islice(values, len(step.extents))), symbols))
-                for step in self.steps
-            ),
+            tuple(action for action, _ in bound),
+            traced,
             _result_shapes(self.program, symbols),
             tuple(sequence.at(symbols) for sequence in self.sequences),
+            sum(found is not None and found.posts for found in traced),
         )
 
     def _bind_symbols(self, slots: Slots, given: Mapping[str, int]) -> dict[str, int]:

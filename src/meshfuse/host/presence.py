@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from meshfuse.host.nodes import Communicate, Evaluate, Free, HostProgram, Node, Wait
+from meshfuse.host.nodes import Communicate, Evaluate, ForLoop, Free, HostProgram, Node, Wait
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.rewrite import read_names
@@ -18,7 +18,7 @@ def nodes_here(program: HostProgram, body: Sequence[Node], rank: int) -> Iterato
     """What the rank does of each node, if anything, with the tensors that are made there and that
     it has no part of.
 
-    Ranks take part in a communication, and wait for it, that have a part of its source or of its
+    Of a loop that is all: its body is looked at by itself. Ranks take part in a communication, and wait for it, that have a part of its source or of its
     result.
     """
     posted = {node.number: node for node in body if isinstance(node, Communicate)}
@@ -41,7 +41,7 @@ def nodes_here(program: HostProgram, body: Sequence[Node], rank: int) -> Iterato
                 awaited = posted.get(number)
                 is_mine = awaited is None or takes_part(program, awaited, rank)
                 yield (node if is_mine else None), ()
-            case Free():
+            case Free() | ForLoop():
                 yield node, ()
             case _:
                 touched = (*names_needed(node), *names_defined(node))

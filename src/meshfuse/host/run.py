@@ -53,8 +53,8 @@ def run_plan(
     if executable.drawing is not None and random is not None:
         executable.drawing.bind(slots, random)
     if trace is not None:
-        for step, action in zip(executable.steps, plan.actions, strict=True):
-            yield from _run_traced(step.traced, action, slots, trace)
+        for traced, action in zip(plan.traced, plan.actions, strict=True):
+            yield from _run_traced(traced, action, slots, trace)
     else:
         for action in plan.actions:
             event = action(slots)

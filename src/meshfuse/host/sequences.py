@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from meshfuse.dist.agreement import CommunicationSequence
 from meshfuse.expr import IntExpr, free_symbols
 from meshfuse.facts.sharding import describe
-from meshfuse.host.nodes import Communicate, HostBuffer, HostProgram, SizeOf
+from meshfuse.host.nodes import Communicate, ForLoop, HostBuffer, HostProgram, SizeOf, all_nodes
 from meshfuse.host.printer import print_node
 
 
@@ -21,28 +21,39 @@ def sequences_of(
     rank reads sizes; ranks of `drawing` draw random numbers together.
     """
     nodes: dict[tuple[int, ...], list[Communicate]] = {}
-    for node in program.body:
+    loops = [node for node in all_nodes(program.body) if isinstance(node, ForLoop)]
+    for node in all_nodes(program.body):
         if isinstance(node, Communicate) and node.moves and rank in node.ranks:
             nodes.setdefault(tuple(sorted(node.ranks)), []).append(node)
     drawn = tuple(sorted(drawing))
     if len(drawn) > 1 and rank in drawn:
         nodes.setdefault(drawn, [])
     local = {coordinate.symbol for coordinate in program.coordinates}
+    local.update(loop.index for loop in loops)
+    counts = {found.name for loop in loops for found in free_symbols(loop.count)}
     found: list[CommunicationSequence] = []
     for team in sorted(nodes):
-        entries = [_agreed_text(program, node) for node in nodes[team]]
+        entries = [_agreed_text(program, node, loops) for node in nodes[team]]
         entries += ["random numbers"] if team == drawn else []
         names = {name for node in nodes[team] for name in _sizes_of(program, node)} - local
+        names |= counts if any(_loop_around(node, loops) for node in nodes[team]) else set()
         texts = {name: _describe_size(name, origins) for name in names}
         found.append(CommunicationSequence.of(team, entries, texts))
     return tuple(found)
 
 
-def _agreed_text(program: HostProgram, node: Communicate) -> str:
+def _loop_around(node: Communicate, loops: Sequence[ForLoop]) -> ForLoop | None:
+    """The innermost loop around a communication."""
+    return next((loop for loop in loops if node in loop.body), None)
+
+
+def _agreed_text(program: HostProgram, node: Communicate, loops: Sequence[ForLoop]) -> str:
     """All that a communication depends on but sizes; the same on every rank."""
+    loop = _loop_around(node, loops)
+    times = "" if loop is None else f", {loop.count} times"
     sides = (program.buffers[node.src].sharding, program.buffers[node.out].sharding)
     src, out = ("" if side is None else describe(side) for side in sides)
-    return f"{print_node(node)}, from {src} to {out}"
+    return f"{print_node(node)}, from {src} to {out}{times}"
 
 
 def _sizes_of(program: HostProgram, node: Communicate) -> Iterable[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from functools import singledispatch
 from itertools import islice
 from typing import final
@@ -21,8 +21,11 @@ from meshfuse.expr import IntExpr
 from meshfuse.facts.holdings import shape_outside
 from meshfuse.host.nodes import (
     Allocate,
+    Chunk,
+    Clear,
     Communicate,
     Evaluate,
+    ForLoop,
     Free,
     HostBuffer,
     HostProgram,
@@ -31,11 +34,11 @@ from meshfuse.host.nodes import (
     Pick,
     View,
     Wait,
+    all_nodes,
 )
 from meshfuse.host.plan import Action, AwaitWork, Names, Post, Sizes, Slots, Step, Traced
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
-from meshfuse.ir.ops import Set
 from meshfuse.runtime.allocate import as_dense, dense_strides
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.evaluate_ops import Environment
@@ -61,6 +64,11 @@ class Binding:
     schedulers: Mapping[KernelName, str] = field(default_factory=dict[KernelName, str])
     ids: ExecutorIds = ALONE_IDS
     trace: Trace | None = None
+
+    @property
+    def communications(self) -> int:
+        """Of the program: by how many their numbers go on from one iteration to the next."""
+        return sum(isinstance(node, Communicate) for node in all_nodes(self.program.body))
 
     def slots(self, names: Iterable[str]) -> tuple[int, ...]:
         return tuple(self.names.slots[TensorName(name)] for name in names)
@@ -201,6 +209,56 @@ def _bind_part(node: View | Pick, binding: Binding, *, copies: bool) -> Step:
     return PartStep(out, src, part, copies, binding.device, part.all_extents)
 
 
+@final
+@frozen_dataclass
+class ChunkStep(Step):
+    """`extents`: where the chunk begins, and how long it is."""
+
+    out: int
+    src: int
+    axis: int
+    extents: tuple[IntExpr, ...]
+    traced: Traced | None = None
+
+    def bind(self, sizes: Sizes) -> Action:
+        out, src, axis = self.out, self.src, self.axis
+        start, length = sizes.values
+
+        def view(slots: Slots) -> None:
+            whole = slots[src]
+            slots[out] = whole.narrow(axis, min(start, whole.shape[axis]), length)
+
+        return view
+
+
+@bind_step.register
+def _(node: Chunk, binding: Binding) -> Step:
+    out, src = binding.slots([node.out, node.src])
+    length = binding.program.buffers[node.out].shape[node.axis]
+    return ChunkStep(out, src, node.axis, (node.start, length))
+
+
+@final
+@frozen_dataclass
+class ClearStep(Step):
+    slot: int
+    extents: tuple[IntExpr, ...] = ()
+    traced: Traced | None = None
+
+    def bind(self, sizes: Sizes) -> Action:
+        slot = self.slot
+
+        def clear(slots: Slots) -> None:
+            slots[slot].zero_()
+
+        return clear
+
+
+@bind_step.register
+def _(node: Clear, binding: Binding) -> Step:
+    return ClearStep(*binding.slots([node.buffer]))
+
+
 # Kernels.
 
 
@@ -320,8 +378,8 @@ def _as_wanted(value: torch.Tensor, result: Result, shape: tuple[int, ...]) -> t
 
 @bind_step.register
 def _(node: Evaluate, binding: Binding) -> Step:
-    if node.into is not None and (len(node.body) != 1 or not isinstance(node.body[0], Set)):
-        raise InvariantError(f"update of {node.into}: one `set` is wanted, not {node.body}")
+    if node.into is not None and len(node.body) != 1:
+        raise InvariantError(f"update of {node.into}: one expression is wanted, not {node.body}")
     executor = ExprEvalExecutor(binding.ids)
     executor.compile(node.body, binding.trace)
     slots = binding.names.slots
@@ -352,8 +410,8 @@ def _results_read(node: Evaluate, binding: Binding) -> tuple[Result, ...]:
     """
     program = binding.program
     outside: set[str] = {output.buffer for output in program.outputs}
-    for other in program.body:
-        if other is not node and not isinstance(other, Free | Evaluate):
+    for other in all_nodes(program.body):
+        if other is not node and not isinstance(other, Free | Evaluate | ForLoop):
             outside.update(names_needed(other))
     buffers = [program.buffers[TensorName(n)] for n in names_defined(node) if n in outside]
     return tuple(
@@ -381,10 +439,13 @@ class PostStep(Step):
     device: torch.device
     traced: Traced | None
     extents: tuple[IntExpr, ...]
+    stride: int
 
     def bind(self, sizes: Sizes) -> Action:
         src, out = self.src, self.out
         collective = self.collective.at(sizes.symbols, self.device)
+        number = collective.number + sizes.iteration * self.stride
+        collective = replace(collective, number=number)
 
         def post(slots: Slots) -> Post:
             return Post(collective.request(slots[src], slots[out]))
@@ -400,7 +461,8 @@ def _(node: Communicate, binding: Binding) -> Step:
     executor.compile(collective, binding.trace)
     src, out = binding.slots([node.src, node.out])
     traced = Traced(executor.work, (src,), (out,), posts=True)
-    return PostStep(collective, src, out, binding.device, traced, collective.all_extents)
+    extents, stride = collective.all_extents, binding.communications
+    return PostStep(collective, src, out, binding.device, traced, extents, stride)
 
 
 def bind_collective(
@@ -434,14 +496,15 @@ def place(buffer: HostBuffer) -> PlacedTensor:
 @frozen_dataclass
 class WaitStep(Step):
     number: int
+    stride: int
     extents: tuple[IntExpr, ...] = ()
     traced: Traced | None = None
 
     def bind(self, sizes: Sizes) -> Action:
-        event = AwaitWork(self.number)
+        event = AwaitWork(self.number + sizes.iteration * self.stride)
         return lambda slots: event
 
 
 @bind_step.register
 def _(node: Wait, binding: Binding) -> Step:
-    return WaitStep(node.number)
+    return WaitStep(node.number, binding.communications)

@@ -14,6 +14,7 @@ from meshfuse.expr import evaluate
 from meshfuse.facts.digits import Sharding
 from meshfuse.facts.received import exchanged, largest_part
 from meshfuse.host.nodes import Collective, Communicate, HostBuffer, HostProgram
+from meshfuse.host.unroll import iterations
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
 
@@ -33,14 +34,15 @@ class Traffic:
 
 
 def traffic_of(program: HostProgram, sizes: Mapping[str, int]) -> tuple[Traffic, ...]:
-    """The communications in the order in which they are posted, at these values of all symbols.
+    """The communications in the order in which they are posted, at these values of all symbols;
+    those in loops once for each iteration.
 
     An all-reduce counts as a reduce-scatter and an all-gather: each rank receives all parts but its
     own twice.
     """
     return tuple(
-        _traffic(node, program.buffers[node.src], program.buffers[node.out], sizes)
-        for node in program.body
+        _traffic(node, program.buffers[node.src], program.buffers[node.out], there)
+        for node, there in iterations(program.body, sizes)
         if isinstance(node, Communicate)
     )
 

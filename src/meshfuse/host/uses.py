@@ -7,8 +7,11 @@ from typing import Final
 
 from meshfuse.host.nodes import (
     Allocate,
+    Chunk,
+    Clear,
     Communicate,
     Evaluate,
+    ForLoop,
     Free,
     KernelName,
     Launch,
@@ -31,12 +34,12 @@ def names_defined(node: Node) -> tuple[TensorName | ScalarName, ...]:
     match node:
         case Allocate(buffer):
             return (buffer,)
-        case View(out):
+        case View(out) | Chunk(out):
             return (out,)
         case Evaluate(into, body):
             names = tuple(name for expr in body for name in expr.outs)
             return names if into is None else names[: -len(body[-1].outs)]
-        case Launch() | Communicate() | Wait() | Free() | Pick():
+        case Launch() | Communicate() | Wait() | Free() | Pick() | Clear() | ForLoop():
             return ()
 
 
@@ -55,14 +58,35 @@ def names_written(
             return (out,)
         case Evaluate(into) if into is not None:
             return (into,)
+        case Clear(buffer):
+            return (buffer,)
+        case ForLoop(body=body):
+            return _written_in(body, kernels)
         case _:
             return names_defined(node)
+
+
+def _written_in(
+    body: Sequence[Node], kernels: Mapping[KernelName, Kernel]
+) -> tuple[TensorName | ScalarName, ...]:
+    """What a loop writes of what exists outside, be it by views of that."""
+    shown: dict[TensorName | ScalarName, TensorName | ScalarName] = {}
+    written: dict[TensorName | ScalarName, None] = {}
+    for node in body:
+        for name in names_written(node, kernels):
+            written[name] = None
+        for out, src in views_made(node):
+            shown[out] = shown.get(src, src)
+    inside = {name for node in body for name in names_defined(node)}
+    found = dict.fromkeys(shown.get(name, name) for name in written if name in shown)
+    found.update(written)
+    return tuple(name for name in found if name not in inside)
 
 
 def views_made(node: Node) -> tuple[tuple[TensorName, TensorName], ...]:
     """Results that share the memory of what they are made of, or may, each with that."""
     match node:
-        case View(out, src):
+        case View(out, src) | Chunk(out, src):
             return ((out, src),)
         case Evaluate(into, body):
             return tuple(
@@ -81,14 +105,28 @@ def names_needed(node: Node) -> tuple[TensorName | ScalarName, ...]:
             return ()
         case Free(buffers):
             return buffers
-        case View(_, src):
+        case View(_, src) | Chunk(_, src):
             return (src,)
+        case Clear(buffer):
+            return (buffer,)
+        case ForLoop(body=body):
+            return _needed_by(body)
         case Launch(_, buffers, scalars):
             return tuple(dict.fromkeys((*buffers, *scalars)))
         case Communicate(out, _, src) | Pick(out, src):
             return (src, out)
         case Evaluate(into, body):
             return tuple(dict.fromkeys((*_names_read(body), *(() if into is None else (into,)))))
+
+
+def _needed_by(body: Sequence[Node]) -> tuple[TensorName | ScalarName, ...]:
+    """What nodes in a row need that none of them defines."""
+    found: dict[TensorName | ScalarName, None] = {}
+    inside: set[TensorName | ScalarName] = set()
+    for node in body:
+        found.update(dict.fromkeys(n for n in names_needed(node) if n not in inside))
+        inside.update(names_defined(node))
+    return tuple(found)
 
 
 def _names_read(body: Sequence[Expr]) -> Iterator[TensorName | ScalarName]:

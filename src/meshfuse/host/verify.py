@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from meshfuse.base.errors import InvariantError
 from meshfuse.host.nodes import (
     Allocate,
     Communicate,
     Evaluate,
+    ForLoop,
     Free,
     HostProgram,
     Launch,
@@ -24,10 +25,26 @@ def verify_host_program(program: HostProgram) -> None:
     """Raise InvariantError, quoting the node, at the first thing that is wrong."""
     alive: set[TensorName | ScalarName] = set(program.inputs)
     alive.update(() if program.random is None else program.random.outs)
+    _verify_body(program, program.body, alive, set())
+    for output in program.outputs:
+        if output.buffer not in alive and output.alias is None:
+            raise InvariantError(f"output {output.buffer} does not exist at the end")
+
+
+def _verify_body(
+    program: HostProgram,
+    body: Sequence[Node],
+    alive: set[TensorName | ScalarName],
+    numbers: set[int],
+) -> None:
+    """Check nodes in a row; `alive` becomes what exists behind them, `numbers` the posted ones."""
     pending: dict[int, Communicate] = {}
-    numbers: set[int] = set()
-    for node in program.body:
+    for node in body:
         _check_names(program, node, alive)
+        if isinstance(node, ForLoop):
+            inside = set(alive)
+            _verify_body(program, node.body, inside, numbers)
+            _check_iteration(node, alive, inside)
         _check_communication(node, pending, numbers)
         alive.update(names_defined(node))
         if isinstance(node, Free):
@@ -39,9 +56,15 @@ def verify_host_program(program: HostProgram) -> None:
             del pending[node.number]
     if pending:
         raise InvariantError(f"never awaited: {print_node(next(iter(pending.values())))}")
-    for output in program.outputs:
-        if output.buffer not in alive and output.alias is None:
-            raise InvariantError(f"output {output.buffer} does not exist at the end")
+
+
+def _check_iteration(
+    loop: ForLoop, before: set[TensorName | ScalarName], after: set[TensorName | ScalarName]
+) -> None:
+    """An iteration leaves what it found: the next one begins with the same."""
+    for name in sorted(before ^ after):
+        verb = "makes and does not free" if name in after else "frees what it did not make,"
+        raise InvariantError(f"loop {loop.index}: an iteration {verb} {name}")
 
 
 def _check_names(

@@ -13,13 +13,17 @@ from typing import final
 
 from typing_extensions import assert_never
 
+from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.host.clocks import Moment, Timelines, Transfer
 from meshfuse.host.faults import FaultKind, node_text
 from meshfuse.host.nodes import (
     Allocate,
+    Chunk,
+    Clear,
     Communicate,
     Evaluate,
+    ForLoop,
     Free,
     HostProgram,
     Launch,
@@ -113,6 +117,12 @@ class VirtualDevice:
                     self._free(name)
             case View(out, src):
                 self._share(out, src)
+            case Chunk(out, src):
+                self._make(out, self._look_up(src).memory)
+            case Clear(buffer):
+                self._write(buffer)
+            case ForLoop():
+                raise InvariantError("loops are unrolled to be checked")
             case Launch():
                 self._launch(node)
             case Pick(out, src):

@@ -18,6 +18,7 @@ from meshfuse.passes.mark_aliases import mark_aliases
 from meshfuse.passes.order_sharded_axes import order_sharded_axes
 from meshfuse.passes.place_updates import place_updates
 from meshfuse.passes.propagate_sharding import propagate_sharding
+from meshfuse.passes.propagate_streams import propagate_streams
 
 Pass = Callable[[Program], tuple[Program, tuple[Note, ...]]]
 """A rewrite of a whole Program, and its notes. Raises UserError or Unsupported."""
@@ -34,6 +35,7 @@ PRESEGMENTATION: tuple[Pass, ...] = (
     decompose_resharding,
     mark_aliases,
     order_sharded_axes,
+    propagate_streams,
     finalize_multidevice,
 )
 

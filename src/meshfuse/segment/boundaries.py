@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from itertools import pairwise
 
 from meshfuse.facts.facts import Facts, tensor_operands, tensor_outputs
 from meshfuse.facts.nominal import nominal_bytes
+from meshfuse.facts.streams import has_streams, share_loops
 from meshfuse.facts.views import views_of_inputs
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.comm import Communication
@@ -53,6 +54,14 @@ def predecessors_of(program: Program) -> dict[int, tuple[int, ...]]:
         for position, expr in enumerate(program.fusion.exprs)
         if tensor_outputs(program, expr)
     }
+
+
+def loops_allow(program: Program) -> Callable[[tuple[int, ...]], bool]:
+    """Whether expressions, by position, may be one kernel inside the same host loops."""
+    exprs = program.fusion.exprs
+    if not has_streams(program):
+        return lambda members: True
+    return lambda members: share_loops(program, [exprs[position] for position in members])
 
 
 def merge_edges(program: Program, facts: Facts, alone: Container[int]) -> tuple[Edge, ...]:

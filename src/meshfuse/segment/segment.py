@@ -14,7 +14,12 @@ from meshfuse.ir.ops import Expr
 from meshfuse.ir.ops_random import RandomSource
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import NameIndex, extract, index_names, read_names
-from meshfuse.segment.boundaries import merge_edges, predecessors_of, standing_alone
+from meshfuse.segment.boundaries import (
+    loops_allow,
+    merge_edges,
+    predecessors_of,
+    standing_alone,
+)
 from meshfuse.segment.merge import Edge, in_order, merge_greedily, single_groups
 from meshfuse.segment.segments import Segment, SegmentedProgram
 
@@ -29,7 +34,7 @@ def segment(program: Program, accepts: Callable[[Program], Answer]) -> Segmented
     """Segments of `program` that define before use, each taken by one executor.
 
     Communications, contractions and views of inputs stand alone. The others merge as far as no
-    cycle arises and all are on one mesh. `accepts` is asked once for each such region, and if it
+    cycle arises, all are on one mesh and in the same host loops. `accepts` is asked once for each such region, and if it
     refuses, for parts of it, merged by bytes saved. What it refuses alone goes to "expr_eval", with
     the reasons. Arithmetic on scalars is repeated in each segment that reads it.
     """
@@ -38,7 +43,7 @@ def segment(program: Program, accepts: Callable[[Program], Answer]) -> Segmented
     predecessors = predecessors_of(program)
     edges = merge_edges(program, facts_of(program), alone)
     regions = single_groups(predecessors)
-    merge_greedily(regions, edges, lambda members: True)
+    merge_greedily(regions, edges, loops_allow(program))
     partition: list[tuple[int, ...]] = []
     for region in regions.members.values():
         if len(region) == 1 or isinstance(asking.answer(region), str):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
 from typing import final
 
 from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.expr import IntExpr, Symbol
 from meshfuse.facts.refusal import Refusal
+from meshfuse.ir.axes import TensorName
 from meshfuse.ir.program import Program
 
 
@@ -26,8 +30,54 @@ class Segment:
 
 @final
 @frozen_dataclass
+class Slice:
+    """`out` is what `src` has along `axis` from `start` on, as much as `out` is long."""
+
+    out: TensorName
+    src: TensorName
+    axis: int
+    start: IntExpr
+
+
+@final
+@frozen_dataclass
+class Loop:
+    """What runs in chunks: `body`, `count` times, on tensors whose sizes may depend on `index`.
+
+    `slices` are the chunks of tensors that exist outside. Of those, `made` are made here chunk by
+    chunk, and the tensors `sums` names by what stands for them in the body are added up from zero.
+    """
+
+    index: Symbol
+    count: IntExpr
+    slices: tuple[Slice, ...]
+    made: tuple[TensorName, ...]
+    sums: Mapping[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
+    body: tuple[Segment | Loop, ...] = ()
+
+
+@final
+@frozen_dataclass
 class SegmentedProgram:
-    """The whole program and its segments in an order that defines before use."""
+    """The whole program, and its segments and loops of such in an order that defines before use.
+
+    With loops, the program has what stands for their tensors in one iteration, and `whole` is what
+    it was without.
+    """
 
     program: Program
-    segments: tuple[Segment, ...]
+    items: tuple[Segment | Loop, ...]
+    whole: Program | None = None
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Those in loops, too, in order."""
+        return tuple(_segments_in(self.items))
+
+
+def _segments_in(items: Sequence[Segment | Loop]) -> Iterator[Segment]:
+    for item in items:
+        if isinstance(item, Loop):
+            yield from _segments_in(item.body)
+        else:
+            yield item

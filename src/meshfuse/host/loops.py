@@ -1,0 +1,139 @@
+"""Segments in a row with the same host loop are put into it, and rewritten for its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from meshfuse.expr import Symbol, free_symbols
+from meshfuse.facts.facts import tensor_outputs
+from meshfuse.facts.streams import chunks_touched, has_streams, loop_index, loops_of, share_loop
+from meshfuse.ir.fusion import Output
+from meshfuse.ir.ops import Expr
+from meshfuse.ir.program import Program
+from meshfuse.ir.rewrite import extract, with_exprs
+from meshfuse.passes.chunks import Chunked, chunk_exprs
+from meshfuse.segment.segments import Loop, Segment, SegmentedProgram, Slice
+
+
+def form_loops(segmented: SegmentedProgram) -> SegmentedProgram:
+    """The segments with loops around those that have stream leaves, for one iteration each."""
+    if not has_streams(segmented.program):
+        return segmented
+    work = _Forming(segmented.program, _names_taken(segmented.program))
+    items = tuple(_form(work, segmented.segments))
+    return SegmentedProgram(work.program, items, segmented.program)
+
+
+def chunk_program(program: Program) -> Program:
+    """A part of a program, of expressions in the same loops, for one iteration of all of them."""
+    taken = _names_taken(program)
+    while exprs := _tensor_exprs(program):
+        if not loops_of(program, exprs[0]):
+            break
+        index, taken = _fresh_index(taken, program, exprs)
+        chunked = chunk_exprs(program, exprs, index)
+        program = _extracted(_in_place(chunked, exprs), program.fusion.exprs, chunked, exprs)
+    return program
+
+
+@final
+@dataclass(slots=True)
+class _Forming:
+    """The program so far, and the names that sizes have, those of loops among them."""
+
+    program: Program
+    taken: frozenset[str]
+
+
+def _names_taken(program: Program) -> frozenset[str]:
+    axes = (a for value in program.fusion.tensors.values() for a in value.logical)
+    names = {found.name for a in axes for found in free_symbols(a.extent)}
+    return frozenset({*names, *program.fusion.scalars})
+
+
+def _fresh_index(
+    taken: frozenset[str], program: Program, exprs: Sequence[Expr]
+) -> tuple[Symbol, frozenset[str]]:
+    """The index of a loop around `exprs`: j0, j1, .."""
+    number = 0
+    while f"j{number}" in taken:
+        number += 1
+    count = loops_of(program, exprs[0])[0].span.count
+    return loop_index(f"j{number}", count), taken | {f"j{number}"}
+
+
+def _tensor_exprs(program: Program) -> list[Expr]:
+    """All but arithmetic on scalars."""
+    return [expr for expr in program.fusion.exprs if tensor_outputs(program, expr)]
+
+
+# Loops.
+
+
+def _form(work: _Forming, segments: Sequence[Segment]) -> Iterator[Segment | Loop]:
+    for group in _groups(work.program, segments):
+        if loops_of(work.program, _tensor_exprs(group[0].program)[0]):
+            yield _loop(work, group)
+        else:
+            yield from group
+
+
+def _groups(program: Program, segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Segments in a row that share a loop; each by itself that is in none."""
+    groups: list[list[Segment]] = []
+    for segment in segments:
+        if groups and _continues(program, groups[-1], segment):
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+    return groups
+
+
+def _continues(program: Program, group: Sequence[Segment], segment: Segment) -> bool:
+    """Whether a segment can be in the loop of those before it, and has a chunk in common."""
+    before = [expr for part in group for expr in _tensor_exprs(part.program)]
+    own = _tensor_exprs(segment.program)
+    if not loops_of(program, own[0]) or not share_loop(program, [*before, *own]):
+        return False
+    return not chunks_touched(program, before).isdisjoint(chunks_touched(program, own))
+
+
+def _loop(work: _Forming, group: Sequence[Segment]) -> Loop:
+    exprs = [expr for part in group for expr in _tensor_exprs(part.program)]
+    stream = loops_of(work.program, exprs[0])[0]
+    index, work.taken = _fresh_index(work.taken, work.program, exprs)
+    chunked = chunk_exprs(work.program, exprs, index)
+    work.program = _in_place(chunked, exprs)
+    parts = [
+        replace(part, program=_extracted(work.program, part.program.fusion.exprs, chunked, exprs))
+        for part in group
+    ]
+    slices = tuple(Slice(name, *found) for name, found in chunked.slices.items())
+    body = tuple(_form(work, parts))
+    return Loop(index, stream.span.count, slices, tuple(chunked.made), chunked.sums, body)
+
+
+def _in_place(chunked: Chunked, exprs: Sequence[Expr]) -> Program:
+    """The program with what takes the place of `exprs`."""
+    taking = {id(old): new for old, new in zip(exprs, chunked.exprs, strict=True)}
+    program = chunked.program
+    found = [new for old in program.fusion.exprs for new in taking.get(id(old), (old,))]
+    return with_exprs(program, found)
+
+
+def _extracted(
+    program: Program, part: Sequence[Expr], chunked: Chunked, exprs: Sequence[Expr]
+) -> Program:
+    """What takes the place of a part of a loop's expressions, as a program of its own.
+
+    Its results are, besides chunks that others in the loop read, those of what exists outside.
+    """
+    taking = {id(old): new for old, new in zip(exprs, chunked.exprs, strict=True)}
+    made = set(chunked.made)
+    kept = [name for name, (source, _, _) in chunked.slices.items() if source in made]
+    results = tuple(Output(name) for name in (*kept, *chunked.sums))
+    fusion = replace(program.fusion, outputs=(*program.fusion.outputs, *results))
+    found = [new for old in part for new in taking.get(id(old), (old,))]
+    return extract(replace(program, fusion=fusion), found)

@@ -1,0 +1,49 @@
+"""Loops as what they do: the nodes of their iterations in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from meshfuse.expr import const_value, evaluate
+from meshfuse.host.nodes import Communicate, ForLoop, HostProgram, Node, Wait, all_nodes
+
+_SHOWN = 3
+"""Iterations that show all: the first, one that follows on one and is followed, the last."""
+
+
+def iterations(
+    body: Iterable[Node], sizes: Mapping[str, int]
+) -> Iterator[tuple[Node, Mapping[str, int]]]:
+    """The nodes of all iterations, each with the values of all symbols there."""
+    for node in body:
+        if isinstance(node, ForLoop):
+            for k in range(evaluate(node.count, sizes)):
+                yield from iterations(node.body, {**sizes, node.index: k})
+        else:
+            yield node, sizes
+
+
+def unrolled(program: HostProgram) -> HostProgram:
+    """The program with three iterations of each loop, or fewer, in a row: enough to check it.
+
+    Sizes still name the indices. A program without loops is itself.
+    """
+    if not any(isinstance(node, ForLoop) for node in program.body):
+        return program
+    stride = sum(isinstance(node, Communicate) for node in all_nodes(program.body))
+    return replace(program, body=tuple(_unrolled(program.body, 0, stride)))
+
+
+def _unrolled(body: Iterable[Node], iteration: int, stride: int) -> Iterator[Node]:
+    for node in body:
+        match node:
+            case ForLoop(count=count):
+                known = const_value(count)
+                shown = _SHOWN if known is None else min(known, _SHOWN)
+                for k in range(shown):
+                    yield from _unrolled(node.body, iteration * shown + k, stride)
+            case Communicate(number=number) | Wait(number=number):
+                yield replace(node, number=number + iteration * stride)
+            case _:
+                yield node

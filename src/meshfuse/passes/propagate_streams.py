@@ -1,0 +1,253 @@
+"""Spread stream leaves to the tensors that can be in the same host loop, and drop those of no use.
+
+T2 = matmul(T1, ..), rows of T2 in 4 chunks; T1 = all_gather(T0)   ->   rows of T1 in 4 chunks, too,
+                                                 where the parts of T0 can be cut in the same way
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshfuse.base.trace import Note
+from meshfuse.expr import ceildiv, const, known_equal
+from meshfuse.facts.facts import tensor_outputs
+from meshfuse.facts.streams import (
+    Span,
+    Stream,
+    carried_to,
+    cut_axis,
+    find_stream,
+    has_streams,
+    stream_leaves,
+    streams_of,
+)
+from meshfuse.ir.axes import AxisName, TensorName
+from meshfuse.ir.comm import AllGather, AllReduce, Communication, ReduceScatter
+from meshfuse.ir.infer import is_tensor
+from meshfuse.ir.mesh import ParallelType
+from meshfuse.ir.ops import (
+    Broadcast,
+    Cast,
+    Expr,
+    Linear,
+    MatMul,
+    Permute,
+    Pointwise,
+    Reduction,
+    Set,
+    Squeeze,
+)
+from meshfuse.ir.program import Program, fresh_name
+from meshfuse.ir.schedule import Merge, Schedule, Split, Swizzle1d
+
+STAGE = "propagate_streams"
+
+IN_LOOPS = (
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Cast,
+    Linear,
+    MatMul,
+    Permute,
+    Pointwise,
+    ReduceScatter,
+    Reduction,
+    Set,
+    Squeeze,
+)
+"""Expressions that make the same of a chunk, wherever it stands in the whole."""
+
+
+def propagate_streams(program: Program) -> tuple[Program, tuple[Note, ...]]:
+    """Let tensors without a stream leaf take those of what they are made of, then of what is made
+    of them; leave no leaf that no loop can have.
+
+    Inputs take none: others' chunks of them are views. A leaf on a reduced axis stays where it is,
+    for it changes the order of a sum. Leaves that go are noted with the reason.
+    """
+    if not has_streams(program):
+        return program, ()
+    notes: list[Note] = []
+    inputs = set(program.fusion.inputs)
+    for expr in program.fusion.exprs:
+        for out in tensor_outputs(program, expr):
+            program = _without_illegal(program, expr, out, notes)
+    for expr in program.fusion.exprs:
+        program = _spread_forward(program, expr)
+    for expr in reversed(program.fusion.exprs):
+        program = _spread_backward(program, expr)
+    for tensor in inputs.intersection(program.fusion.tensors):
+        for leaf in stream_leaves(program, TensorName(tensor)):
+            program = _unbound(program, TensorName(tensor), leaf)
+    return program, tuple(notes)
+
+
+# What can be in a loop.
+
+
+def _without_illegal(program: Program, expr: Expr, out: TensorName, notes: list[Note]) -> Program:
+    for leaf in stream_leaves(program, out):
+        stream = find_stream(program, out, leaf)
+        reason = stream if isinstance(stream, str) else _reason_against(program, expr, out, stream)
+        if reason is not None:
+            program = _unbound(program, out, leaf)
+            notes.append(Note(STAGE, out, "not_streamed", f"it is made as a whole: {reason}"))
+    return program
+
+
+def _unbound(program: Program, tensor: TensorName, leaf: AxisName) -> Program:
+    schedule = program.schedule(tensor)
+    bindings = {name: bound for name, bound in schedule.bindings.items() if name != leaf}
+    return program.with_schedule(tensor, replace(schedule, bindings=bindings))
+
+
+def _reason_against(program: Program, expr: Expr, out: TensorName, stream: Stream) -> str | None:
+    """Why `expr` cannot be in the loop of a stream leaf of its result."""
+    if not isinstance(expr, IN_LOOPS):
+        return f"chunks of what {type(expr).__name__} makes depend on where they stand"
+    if isinstance(expr, Communication) and stream.rotation is not None:
+        return "ranks would communicate different chunks"
+    if stream.is_reduced and not _is_sum(expr):
+        return "only plain sums and contractions without a bias add up over a loop"
+    carried = False
+    for position, operand in enumerate(expr.ins):
+        if not is_tensor(program, operand):
+            continue
+        axis = carried_to(program, expr, position, out, stream.axis)
+        if axis is None:
+            continue
+        carried = True
+        if cut_axis(program, TensorName(str(operand)), axis, stream.span) is None:
+            return f"its chunks are no chunks of what ranks hold of {operand}"
+    return None if carried else f"no operand of {type(expr).__name__} has that axis"
+
+
+def _is_sum(expr: Expr) -> bool:
+    if isinstance(expr, Reduction):
+        return expr.function == "sum"
+    return isinstance(expr, MatMul) or (isinstance(expr, Linear) and expr.bias is None)
+
+
+# Spreading.
+
+
+def _spread_forward(program: Program, expr: Expr) -> Program:
+    for out in tensor_outputs(program, expr):
+        for position, operand in enumerate(expr.ins):
+            if stream_leaves(program, out) or not is_tensor(program, operand):
+                continue
+            for stream in _offered(program, TensorName(str(operand))):
+                images = [
+                    axis.name
+                    for axis in program.tensor(out).tensor_axes
+                    if carried_to(program, expr, position, out, axis.name) == stream.axis
+                ]
+                for axis in images:
+                    program = _take(program, expr, out, axis, stream)
+    return program
+
+
+def _spread_backward(program: Program, expr: Expr) -> Program:
+    makers = {out: other for other in program.fusion.exprs for out in other.outs}
+    for out in tensor_outputs(program, expr):
+        for stream in streams_of(program, out):
+            for position, operand in enumerate(expr.ins):
+                if operand not in makers or not is_tensor(program, operand):
+                    continue
+                source = TensorName(str(operand))
+                axis = carried_to(program, expr, position, out, stream.axis)
+                if axis is not None and not stream_leaves(program, source):
+                    program = _take(program, makers[source], source, axis, stream)
+    return program
+
+
+def _offered(program: Program, tensor: TensorName) -> Iterator[Stream]:
+    """The loops along axes that the tensor has."""
+    for leaf in stream_leaves(program, tensor):
+        stream = find_stream(program, tensor, leaf)
+        if not isinstance(stream, str) and not stream.is_reduced:
+            yield stream
+
+
+def _take(
+    program: Program, expr: Expr, tensor: TensorName, axis: AxisName, stream: Stream
+) -> Program:
+    """`tensor`, which `expr` makes, in the chunks of `stream` along `axis`, if that can be."""
+    place = _leaf_to_cut(program, tensor, axis, stream.span)
+    if place is None:
+        return program
+    taken, leaf = _cut_leaf(program, tensor, place, stream.span)
+    if stream.rotation is not None:
+        taken, leaf = _swizzled(taken, tensor, leaf, stream.rotation.mesh_axis)
+    schedule = taken.schedule(tensor)
+    bindings = {**schedule.bindings, leaf: ParallelType.stream}
+    taken = taken.with_schedule(tensor, replace(schedule, bindings=bindings))
+    found = find_stream(taken, tensor, leaf)
+    if isinstance(found, str) or (found.span, found.rotation) != (stream.span, stream.rotation):
+        return program
+    return program if _reason_against(taken, expr, tensor, found) else taken
+
+
+def _leaf_to_cut(
+    program: Program, tensor: TensorName, axis: AxisName, span: Span
+) -> AxisName | None:
+    """The leaf of an axis that has its chunks: the first that no mesh axis owns."""
+    schedule = program.schedule(tensor)
+    blocks = const(1)
+    for leaf in _leaves_below(schedule, axis):
+        if schedule.binding(leaf).is_mesh:
+            blocks = blocks * program.all_axes(tensor)[leaf].extent
+        elif leaf in schedule.leaves and leaf not in schedule.bindings:
+            return leaf if blocks is span.blocks else None
+        else:
+            return None
+    return None
+
+
+def _leaves_below(schedule: Schedule, axis: AxisName) -> list[AxisName]:
+    """What an axis is split into, most significant first."""
+    found = [axis]
+    for step in schedule.steps:
+        match step:
+            case Split(source, outer, inner) if source in found:
+                place = found.index(source)
+                found[place : place + 1] = [outer, inner]
+            case Swizzle1d(source, out) if source in found:
+                found[found.index(source)] = out
+            case Merge(outer, inner) if outer in found or inner in found:
+                return []
+            case _:
+                pass
+    return found
+
+
+def _cut_leaf(
+    program: Program, tensor: TensorName, leaf: AxisName, span: Span
+) -> tuple[Program, AxisName]:
+    """A leaf split into the chunks and what is in each; as it is where a chunk is one index."""
+    extent = program.all_axes(tensor)[leaf].extent
+    if known_equal(extent, span.count):
+        return program, leaf
+    program, outer = fresh_name(program, "a")
+    program, inner = fresh_name(program, "a")
+    by_count = known_equal(ceildiv(extent, span.count), span.width) or span.blocks is not const(1)
+    factor = span.count if by_count else span.width
+    step = Split(leaf, AxisName(outer), AxisName(inner), factor, not by_count)
+    schedule = program.schedule(tensor)
+    place = schedule.leaves.index(leaf)
+    leaves = (*schedule.leaves[:place], step.outer, step.inner, *schedule.leaves[place + 1 :])
+    schedule = replace(schedule, leaves=leaves, steps=(*schedule.steps, step))
+    return program.with_schedule(tensor, schedule), step.outer
+
+
+def _swizzled(
+    program: Program, tensor: TensorName, leaf: AxisName, mesh_axis: ParallelType
+) -> tuple[Program, AxisName]:
+    program, out = fresh_name(program, "a")
+    schedule = program.schedule(tensor)
+    leaves = tuple(AxisName(out) if name == leaf else name for name in schedule.leaves)
+    steps = (*schedule.steps, Swizzle1d(leaf, AxisName(out), mesh_axis))
+    schedule = replace(schedule, leaves=leaves, steps=steps)
+    return program.with_schedule(tensor, schedule), AxisName(out)
