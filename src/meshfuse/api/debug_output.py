@@ -24,7 +24,7 @@ def _original(program: Program, compilation: Compilation) -> str:
 
 
 def _presegmented(program: Program, compilation: Compilation) -> str:
-    return print_program(compilation.segmented.program)
+    return print_program(compilation.segmented.whole)
 
 
 def _segments(program: Program, compilation: Compilation) -> str:

@@ -8,13 +8,14 @@ from dataclasses import replace
 from meshfuse.base.trace import Note
 from meshfuse.expr.nodes import Symbol
 from meshfuse.facts.sharding import Sharding, describe, describe_axes, sharding_of
-from meshfuse.host.nodes import Communicate, HostProgram, all_nodes
+from meshfuse.host.nodes import Communicate, ForLoop, HostProgram, all_nodes
 from meshfuse.host.printer import print_host_program
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import DeviceMesh
 from meshfuse.ir.ops import Set
 from meshfuse.ir.printer import print_expr
 from meshfuse.ir.program import Program
+from meshfuse.passes.chunks import whole_name
 from meshfuse.pipeline import Compilation
 from meshfuse.segment.segments import Segment
 
@@ -30,14 +31,14 @@ def explain_definition(program: Program) -> str:
 
 def explain_compilation(compilation: Compilation) -> str:
     """The compiled program: what moves and why, notes, segments, and what the host does."""
-    program, host = compilation.segmented.program, compilation.host
+    program, host = compilation.segmented.whole, compilation.host
     reasons = _reasons(program, host, compilation.notes)
     told = {id(note) for note in reasons.values()}
     notes = [str(note) for note in compilation.notes if id(note) not in told]
     return "\n".join(
         (
             _section("program, with what the passes added", _describe_program(program)),
-            _section("communications", _describe_communications(program, host, reasons)),
+            _section("communications", _describe_communications(host, reasons)),
             _section("notes", notes or ["none: nothing was copied or left undone"]),
             _section("segments", _describe_segments(compilation.segmented.segments, host)),
             _section(_host_title(host), [print_host_program(replace(host, kernels={}))]),
@@ -161,24 +162,27 @@ def _reasons(program: Program, host: HostProgram, notes: Sequence[Note]) -> dict
     copies = {expr.src: expr.out for expr in program.fusion.exprs if isinstance(expr, Set)}
     found: dict[int, Note] = {}
     for node in communications(host):
-        subjects = (node.out, copies.get(node.out))
+        out = whole_name(node.out)
+        subjects = (out, copies.get(out))
         for note in notes:
             if note.kind == node.collective.value and note.subject in subjects:
                 found.setdefault(node.number, note)
     return found
 
 
-def _describe_communications(
-    program: Program, host: HostProgram, reasons: dict[int, Note]
-) -> list[str]:
+def _describe_communications(host: HostProgram, reasons: dict[int, Note]) -> list[str]:
     """A paragraph each: what, over which ranks, from where to where, how much, and for what."""
     lines: list[str] = []
+    loops = [node for node in all_nodes(host.body) if isinstance(node, ForLoop)]
     for node in communications(host):
         note = reasons.get(node.number)
-        have, want = sharding_of(program, node.src), sharding_of(program, node.out)
+        have, want = host.buffers[node.src].sharding, host.buffers[node.out].sharding
+        assert have is not None and want is not None
+        loop = next((found for found in loops if node in found.body), None)
+        times = "" if loop is None else f", {loop.count} times"
         received = f"; each rank receives {note.bytes}" if note and note.bytes else ""
         lines += [
-            f"{node.number}: {node.collective.value} {_between(node)}",
+            f"{node.number}: {node.collective.value} {_between(node)}{times}",
             f"   from  {node.src} {describe_axes(have)}",
             f"   to    {node.out} {describe_axes(want)}",
             f"   size  {node.src} is {node.bytes} bytes on each rank{received}",

@@ -22,7 +22,7 @@ class Prepared:
 
 def prepare(compiled: CompiledProgram) -> Prepared:
     """Look up the shardings of a program's outputs."""
-    program = compiled.compilation.segmented.program
+    program = compiled.compilation.segmented.whole
     fusion = program.fusion
     updates = tuple(
         (fusion.inputs.index(output.alias), facts.sharding_of(program, output.alias))

@@ -22,7 +22,7 @@ from meshfuse.ir.ops_random import RandomSource
 from meshfuse.ir.printer import print_program
 from meshfuse.ir.program import Program
 from meshfuse.runtime.arguments import Argument, default_device, flatten_inputs
-from meshfuse.segment.segments import Segment, SegmentedProgram
+from meshfuse.segment.segments import Loop, Segment, SegmentedProgram
 
 FIRST_KERNEL = "S0"
 """What compiling names the first kernel of any program."""
@@ -56,9 +56,17 @@ class DefinitionSegment:
 def segments_of(segmented: SegmentedProgram) -> list[DefinitionSegment]:
     """A definition's segments, in the order of running.
 
-    Raises Unsupported for a program that updates inputs in place: that is the whole program's.
+    Raises Unsupported for a program that updates inputs in place, or loops over chunks: that is the
+    whole program's.
     """
-    for output in segmented.program.fusion.outputs:
+    loop = next((item for item in segmented.items if isinstance(item, Loop)), None)
+    if loop is not None:
+        made = ", ".join([*loop.made, *dict.fromkeys(loop.sums.values())])
+        raise Unsupported(
+            f"segment: {made} is made chunk by chunk, in a loop around segments; execute the "
+            "definition as a whole"
+        )
+    for output in segmented.whole.fusion.outputs:
         if output.alias is not None:
             raise Unsupported(
                 f"segment: {output.tensor} updates input {output.alias} in place, which no segment "

@@ -111,8 +111,9 @@ def _loop(work: _Forming, group: Sequence[Segment]) -> Loop:
         for part in group
     ]
     slices = tuple(Slice(name, *found) for name, found in chunked.slices.items())
+    sums = {**chunked.sums_so_far, **chunked.sums}
     body = tuple(_form(work, parts))
-    return Loop(index, stream.span.count, slices, tuple(chunked.made), chunked.sums, body)
+    return Loop(index, stream.span.count, slices, tuple(chunked.made), sums, body)
 
 
 def _in_place(chunked: Chunked, exprs: Sequence[Expr]) -> Program:

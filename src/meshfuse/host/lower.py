@@ -63,7 +63,7 @@ def lower_to_host(
     body = list(with_waits([*with_early_posts(body, launched), *copies]))
     kept = {output.buffer for output in outputs} | set(fusion.inputs) | set(fusion.scalars)
     buffers = _buffers(program, body)
-    whole = segmented.whole or program
+    whole = segmented.whole
     symbols = size_symbols(whole)
     coordinates = _coordinates(program, buffers, body)
     given = [entry.symbol for entry in (*symbols, *coordinates)]

@@ -66,8 +66,8 @@ class LoweredKernel:
 class _Lowering:
     """What segments are lowered with, and how many communications there are so far.
 
-    `slices` are the chunks that are views, by name; `sums` the tensors that results are added to,
-    by the names of those; `shown`: slices that are there at this place.
+    `slices` are the chunks that are views, by name; `sums` the tensors that iterations add to, by
+    the names that they have in the loop; `shown`: slices that are there at this place.
     """
 
     program: Program
@@ -120,7 +120,7 @@ def _lower_loop(work: _Lowering, loop: Loop) -> Iterator[Node]:
     """The loop, behind the memory of what it makes."""
     yield from work.show(loop.made)
     yield from (_allocate(work.program, name) for name in loop.made if name not in work.slices)
-    for name in loop.sums.values():
+    for name in dict.fromkeys(loop.sums.values()):
         yield from work.show([name])
         if name not in work.slices:
             yield _allocate(work.program, name)
@@ -161,7 +161,8 @@ def _lower_evaluation(work: _Lowering, segment: Segment) -> Iterator[Node]:
             waiting.append(expr)
             continue
         into, copied = work.sums.get(out, out), TensorName(f"{out}{MADE}")
-        if isinstance(expr, Pointwise) or not isinstance(expr, _WRITING):
+        expr = map_names(expr, {n: work.sums[n] for n in expr.ins if n in work.sums})
+        if not _writes_into(expr):
             waiting.append(map_names(expr, {out: copied}))
             expr = Set(into, copied)
         if waiting:
@@ -173,8 +174,10 @@ def _lower_evaluation(work: _Lowering, segment: Segment) -> Iterator[Node]:
         yield Evaluate(body=tuple(waiting))
 
 
-_WRITING = (Linear, MatMul, Reduction, Set)
-"""What torch writes into memory that exists."""
+def _writes_into(expr: Expr) -> bool:
+    """Whether torch writes the result into memory that exists: see evaluate_into."""
+    is_binary = isinstance(expr, Pointwise) and len(expr.args) == 2
+    return is_binary or isinstance(expr, Linear | MatMul | Reduction | Set)
 
 
 # Communications.

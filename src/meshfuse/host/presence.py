@@ -18,8 +18,8 @@ def nodes_here(program: HostProgram, body: Sequence[Node], rank: int) -> Iterato
     """What the rank does of each node, if anything, with the tensors that are made there and that
     it has no part of.
 
-    Of a loop that is all: its body is looked at by itself. Ranks take part in a communication, and wait for it, that have a part of its source or of its
-    result.
+    A loop is there as a whole: its body is looked at by itself. Ranks take part in a communication,
+    and wait for it, that have a part of its source or of its result.
     """
     posted = {node.number: node for node in body if isinstance(node, Communicate)}
 

@@ -36,7 +36,7 @@ class Chunked:
     `exprs`: for each expression of the loop what takes its place.
     `slices`: chunks of tensors that exist outside, each with that tensor, the place of the axis and
     where it begins. Of those, `made` are made in the loop. `sums`: tensors that iterations add to,
-    by the name of the result of the addition.
+    by the name of the result of the addition; `sums_so_far`: by the name of what is added to.
     """
 
     program: Program
@@ -47,6 +47,7 @@ class Chunked:
     )
     made: list[TensorName] = field(default_factory=list[TensorName])
     sums: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
+    sums_so_far: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
     names: dict[tuple[TensorName, AxisName], TensorName] = field(
         default_factory=dict[tuple[TensorName, AxisName], TensorName]
     )
@@ -78,9 +79,9 @@ def _rewritten(work: Chunked, expr: Expr, outside: set[TensorName]) -> Iterator[
     chunk = _chunk_made(work, out, stream, is_kept=out in outside and not stream.is_reduced)
     yield map_names(with_operands(expr, operands), {out: chunk})
     if stream.is_reduced:
-        work.program, total = _like_result(work.program, out, TensorName(f"{chunk}_sum"))
-        work.sums[total] = out
-        yield Pointwise(total, "add", (out, chunk))
+        before, after = (_like_result(work, out, f"{chunk}_{when}") for when in ("before", "after"))
+        work.sums[after] = work.sums_so_far[before] = out
+        yield Pointwise(after, "add", (before, chunk))
 
 
 # Tensors.
@@ -162,6 +163,11 @@ def _fresh(work: Chunked, tensor: TensorName, place: int | None = None) -> Tenso
     return name
 
 
+def whole_name(chunk: TensorName) -> TensorName:
+    """The tensor that a name is of that `chunk_exprs` has given, or the name of another tensor."""
+    return TensorName(chunk.partition("_")[0])
+
+
 def _renamed(program: Program, old: TensorName, new: TensorName) -> Program:
     """A tensor that nothing defines or reads, under another name."""
     tensors, schedules = dict(program.fusion.tensors), dict(program.schedules)
@@ -169,13 +175,12 @@ def _renamed(program: Program, old: TensorName, new: TensorName) -> Program:
     return replace(program, fusion=replace(program.fusion, tensors=tensors), schedules=schedules)
 
 
-def _like_result(
-    program: Program, tensor: TensorName, name: TensorName
-) -> tuple[Program, TensorName]:
-    """A tensor like `tensor`, for another expression to define."""
-    program, temporary, _ = clone_tensor(program, tensor)
+def _like_result(work: Chunked, tensor: TensorName, name: str) -> TensorName:
+    """Enter a tensor like `tensor` without its reduced axes, for what it is between iterations."""
+    program, temporary, _ = clone_tensor(work.program, tensor)
     program = without_reductions(program, temporary)
-    return _renamed(program, temporary, name), name
+    work.program = _renamed(program, temporary, TensorName(name))
+    return TensorName(name)
 
 
 def _shortened(program: Program, tensor: TensorName, axis: AxisName, extent: IntExpr) -> Program:

@@ -34,9 +34,10 @@ def segment(program: Program, accepts: Callable[[Program], Answer]) -> Segmented
     """Segments of `program` that define before use, each taken by one executor.
 
     Communications, contractions and views of inputs stand alone. The others merge as far as no
-    cycle arises, all are on one mesh and in the same host loops. `accepts` is asked once for each such region, and if it
-    refuses, for parts of it, merged by bytes saved. What it refuses alone goes to "expr_eval", with
-    the reasons. Arithmetic on scalars is repeated in each segment that reads it.
+    cycle arises and all are on one mesh and in the same host loops. `accepts` is asked once for
+    each such region, and if it refuses, for parts of it, merged by bytes saved. What it refuses
+    alone goes to "expr_eval", with the reasons. Arithmetic on scalars is repeated in each segment
+    that reads it.
     """
     alone = standing_alone(program)
     asking = _Asking(program, accepts, _scalar_definitions(program), alone, index_names(program))

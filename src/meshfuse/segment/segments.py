@@ -45,7 +45,8 @@ class Loop:
     """What runs in chunks: `body`, `count` times, on tensors whose sizes may depend on `index`.
 
     `slices` are the chunks of tensors that exist outside. Of those, `made` are made here chunk by
-    chunk, and the tensors `sums` names by what stands for them in the body are added up from zero.
+    chunk. Other tensors are added up from zero: `sums` has them by the names of what they are
+    before and after an iteration adds to them.
     """
 
     index: Symbol
@@ -61,13 +62,18 @@ class Loop:
 class SegmentedProgram:
     """The whole program, and its segments and loops of such in an order that defines before use.
 
-    With loops, the program has what stands for their tensors in one iteration, and `whole` is what
-    it was without.
+    With loops, the program has what stands for their tensors in one iteration; what it was without
+    is `whole`.
     """
 
     program: Program
     items: tuple[Segment | Loop, ...]
-    whole: Program | None = None
+    before_loops: Program | None = None
+
+    @property
+    def whole(self) -> Program:
+        """The program as passes left it."""
+        return self.before_loops or self.program
 
     @property
     def segments(self) -> tuple[Segment, ...]:
