@@ -79,6 +79,10 @@ class _Lowering:
     sums: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
     shown: frozenset[TensorName] = frozenset()
 
+    def exists(self, name: TensorName) -> bool:
+        """Whether a result has memory already."""
+        return name in self.slices or name in self.sums
+
     def show(self, names: Sequence[TensorName]) -> Iterator[Chunk]:
         """Those of `names` that are slices and not there yet."""
         for name in names:
@@ -141,7 +145,7 @@ def _lower_kernel(work: _Lowering, lowered: LoweredKernel) -> Iterator[Node]:
     names = [TensorName(buffer.name) for buffer in kernel.buffers]
     yield from work.show(names)
     for name, buffer in zip(names, kernel.buffers, strict=True):
-        if buffer.written and name not in work.slices and name not in work.sums:
+        if buffer.written and not work.exists(name):
             yield _allocate(work.program, name)
     yield Launch(
         KernelName(kernel.name),
@@ -156,20 +160,21 @@ def _lower_evaluation(work: _Lowering, segment: Segment) -> Iterator[Node]:
     program, waiting = segment.program, list[Expr]()
     for expr in program.fusion.exprs:
         yield from work.show(tensor_operands(program, expr))
-        out = next(iter(tensor_outputs(program, expr)), None)
-        if out not in work.slices and out not in work.sums:
+        known = (out for out in tensor_outputs(program, expr) if work.exists(out))
+        out = next(known, None)
+        if out is None:
             waiting.append(expr)
             continue
-        into, copied = work.sums.get(out, out), TensorName(f"{out}{MADE}")
-        expr = map_names(expr, {n: work.sums[n] for n in expr.ins if n in work.sums})
-        if not _writes_into(expr):
-            waiting.append(map_names(expr, {out: copied}))
-            expr = Set(into, copied)
+        into, made = work.sums.get(out, out), TensorName(f"{out}{MADE}")
+        writing = map_names(expr, {n: work.sums[n] for n in work.sums.keys() & {*expr.ins}})
+        if not _writes_into(writing):
+            waiting.append(map_names(writing, {out: made}))
+            writing = Set(out, made)
         if waiting:
             yield Evaluate(body=tuple(waiting))
             waiting.clear()
         yield from work.show([out])
-        yield Evaluate(into=into, body=(map_names(expr, {out: into}),))
+        yield Evaluate(into=into, body=(map_names(writing, {out: into}),))
     if waiting:
         yield Evaluate(body=tuple(waiting))
 

@@ -9,7 +9,6 @@ from meshfuse.base.text import TextError
 from meshfuse.facts.holdings import coordinate_symbol
 from meshfuse.facts.streams import loop_index
 from meshfuse.host.nodes import (
-    NODES,
     Coordinate,
     Covers,
     Demand,
@@ -101,4 +100,4 @@ def parse_host_program(text: str) -> HostProgram:
 
 
 def _nodes_of(statement: HostStatement) -> list[Node]:
-    return [line for line in statement.body if isinstance(line, NODES)]
+    return [line for line in statement.body if isinstance(line, Node)]

@@ -256,7 +256,8 @@ class ClearStep(Step):
 
 @bind_step.register
 def _(node: Clear, binding: Binding) -> Step:
-    return ClearStep(*binding.slots([node.buffer]))
+    (slot,) = binding.slots([node.buffer])
+    return ClearStep(slot)
 
 
 # Kernels.

@@ -1,0 +1,398 @@
+"""Stream leaves become loops of the host over chunks: which loops there are, and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from golden_text import GoldenCheck
+from meshfuse import FusionDefinition, ParallelType, TensorView
+from meshfuse.expr import const
+from meshfuse.host.check import check_host_program
+from meshfuse.host.memory_use import memory_use
+from meshfuse.host.nodes import Allocate, Chunk, ForLoop, HostProgram, Launch, all_nodes
+from meshfuse.host.parser import parse_host_program
+from meshfuse.host.printer import print_host_program
+from meshfuse.ir.axes import TensorName
+from meshfuse.ir.parser import parse_program
+from meshfuse.pipeline import compile
+from meshfuse.runtime.arguments import signature_of
+from sharded_runs import X, integers, mesh_of, place, posted, run
+
+STREAM = ParallelType.stream
+Definition = Callable[[FusionDefinition], None]
+
+
+def chunks(tensor: TensorView, axis: int, count: int) -> None:
+    """Loop axis `axis` in `count` chunks."""
+    tensor.outer_split(axis, count)
+    tensor.axis(axis).parallelize(STREAM)
+
+
+def dense(fd: FusionDefinition, *shape: int) -> TensorView:
+    return fd.define_tensor(list(shape), contiguity=True)
+
+
+def define(build: Definition) -> FusionDefinition:
+    with FusionDefinition() as fd:
+        build(fd)
+    return fd
+
+
+def host_program(
+    fd: FusionDefinition, inputs: Sequence[torch.Tensor], *, kernels: bool = True
+) -> HostProgram:
+    """The program of one call, sound and the same when it is read back."""
+    program = parse_program(repr(fd.fusion))
+    host = compile(program, signature_of(inputs), kernels=kernels).host
+    assert check_host_program(host) == ()
+    assert parse_host_program(print_host_program(host)) == host
+    return host
+
+
+def loops(host: HostProgram) -> list[ForLoop]:
+    return [node for node in all_nodes(host.body) if isinstance(node, ForLoop)]
+
+
+def allocated(body: Sequence[object]) -> list[str]:
+    return [node.buffer for node in body if isinstance(node, Allocate)]
+
+
+def products(call: Callable[[], object]) -> list[list[list[int]]]:
+    """The shapes of the operands of each `mm` that torch runs."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
+        call()
+    events = [event for event in found.events() or () if event.name == "aten::mm"]
+    return [[shape for shape in event.input_shapes if shape][:2] for event in events]
+
+
+# Which loops.
+
+
+def test_columns_of_a_matmul() -> None:
+    def build(fd: FusionDefinition) -> None:
+        c = fd.ops.matmul(dense(fd, 5, 7), dense(fd, 7, 6))
+        chunks(c, 1, 3)
+        fd.add_output(c)
+
+    fd, a, b = define(build), integers(5, 7), integers(7, 6)
+    (found,) = fd.execute([a, b])
+    assert torch.equal(found, a @ b)
+    assert products(lambda: fd.execute([a, b])) == [[[5, 7], [7, 2]]] * 3
+    [loop] = loops(host_program(fd, [a, b]))
+    assert [(n.out, n.src, n.axis) for n in loop.body if isinstance(n, Chunk)] == [
+        ("T1_j0", "T1", 1),
+        ("T2_j0", "T2", 1),
+    ]
+
+
+def test_rows_and_batches_of_a_matmul_with_a_shorter_last_chunk() -> None:
+    def build(fd: FusionDefinition) -> None:
+        a, b = dense(fd, 4, 5, 7), dense(fd, 4, 7, 6)
+        rows, batches = fd.ops.matmul(a, b), fd.ops.matmul(a, b)
+        chunks(rows, 1, 3)
+        chunks(batches, 0, 3)
+        fd.add_output(rows)
+        fd.add_output(batches)
+
+    fd, a, b = define(build), integers(4, 5, 7), integers(4, 7, 6)
+    for found in fd.execute([a, b]):
+        assert torch.equal(found, a @ b)
+    first, second = loops(host_program(fd, [a, b]))
+    assert (str(first.count), str(second.count)) == ("3", "3")
+
+
+def test_two_matmuls_share_a_loop_and_a_chunk_is_all_that_lies_between() -> None:
+    def build(fd: FusionDefinition) -> None:
+        c = fd.ops.matmul(dense(fd, 6, 4), dense(fd, 4, 5))
+        d = fd.ops.matmul(c, dense(fd, 5, 3))
+        chunks(d, 0, 3)
+        fd.add_output(d)
+
+    fd = define(build)
+    inputs = [integers(6, 4), integers(4, 5), integers(5, 3)]
+    (found,) = fd.execute(inputs)
+    assert torch.equal(found, inputs[0] @ inputs[1] @ inputs[2])
+    shapes = [[[2, 4], [4, 5]], [[2, 5], [5, 3]]]
+    assert products(lambda: fd.execute(inputs)) == shapes * 3
+    host = host_program(fd, inputs)
+    [loop] = loops(host)
+    assert {"T2", "T2_j0"} & set(host.buffers) == {"T2_j0"}
+    assert host.buffers[TensorName("T2_j0")].shape == (const(2), const(5))
+    assert not any(isinstance(node, Chunk) and node.out == "T2_j0" for node in loop.body)
+    assert allocated(host.body) == ["T4"]
+
+
+def test_two_matmuls_along_different_axes_have_a_loop_each() -> None:
+    def build(fd: FusionDefinition) -> None:
+        c = fd.ops.matmul(dense(fd, 6, 4), dense(fd, 4, 5))
+        d = fd.ops.matmul(c, dense(fd, 5, 3))
+        chunks(c, 1, 2)
+        chunks(d, 0, 3)
+        fd.add_output(d)
+
+    fd = define(build)
+    inputs = [integers(6, 4), integers(4, 5), integers(5, 3)]
+    (found,) = fd.execute(inputs)
+    assert torch.equal(found, inputs[0] @ inputs[1] @ inputs[2])
+    host = host_program(fd, inputs)
+    assert [str(loop.count) for loop in loops(host)] == ["2", "3"]
+    assert allocated(host.body) == ["T2", "T4"]
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_copies_share_a_loop_where_their_axes_are_one(kernels: bool) -> None:
+    def build(fd: FusionDefinition) -> None:
+        first = fd.ops.set(dense(fd, 4, 4))
+        second = fd.ops.set(first)
+        third = fd.ops.set(second)
+        chunks(first, 0, 2)
+        chunks(second, 0, 2)
+        chunks(third, 1, 2)
+        for tensor in (first, second, third):
+            fd.add_output(tensor)
+
+    fd, a = define(build), integers(4, 4)
+    assert all(torch.equal(found, a) for found in fd.execute([a]))
+    host = host_program(fd, [a], kernels=kernels)
+    rows, columns = loops(host)
+    writes = [
+        [node.out for node in loop.body if isinstance(node, Chunk)] for loop in (rows, columns)
+    ]
+    assert writes[0] == ["T0_j0", "T1_j0", "T2_j0"]
+    assert writes[1] == ["T2_j1", "T3_j1"]
+
+
+def test_three_copies_along_other_axes_each_time_share_nothing() -> None:
+    def build(fd: FusionDefinition) -> None:
+        tensor = dense(fd, 4, 4, 4)
+        for axis in range(3):
+            tensor = fd.ops.set(tensor)
+            chunks(tensor, axis, 2)
+        fd.add_output(tensor)
+
+    fd, a = define(build), integers(4, 4, 4)
+    assert torch.equal(fd.execute([a])[0], a)
+    assert len(loops(host_program(fd, [a]))) == 3
+
+
+def test_a_reader_of_other_chunks_stays_outside() -> None:
+    """Rows of T1 + transposed T1 need all of T1."""
+
+    def build(fd: FusionDefinition) -> None:
+        t = fd.ops.relu(dense(fd, 4, 4))
+        s = fd.ops.add(t, fd.ops.permute(t, [1, 0]))
+        chunks(t, 0, 2)
+        chunks(s, 0, 2)
+        fd.add_output(s)
+
+    fd, a = define(build), integers(4, 4)
+    (found,) = fd.execute([a])
+    assert torch.equal(found, a.relu() + a.relu().T)
+    assert len(loops(host_program(fd, [a]))) == 2
+
+
+def test_operations_that_know_where_they_stand_are_made_as_a_whole() -> None:
+    def build(fd: FusionDefinition) -> None:
+        joined = fd.ops.cat([dense(fd, 4, 3), dense(fd, 2, 3)], 0)
+        chunks(joined, 0, 2)
+        fd.add_output(joined)
+
+    fd, a, b = define(build), integers(4, 3), integers(2, 3)
+    assert torch.equal(fd.execute([a, b])[0], torch.cat([a, b]))
+    assert loops(host_program(fd, [a, b])) == []
+    assert "T2: not_streamed: it is made as a whole: chunks of what Cat" in fd.explain()
+
+
+# Sizes.
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 6, 7])
+def test_chunks_of_a_size_that_a_call_gives(rows: int) -> None:
+    """One kernel serves chunks of all sizes."""
+
+    def build(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([-1, -1], contiguity=[True, True])
+        y = fd.ops.sum(fd.ops.mul(x, x), [1])
+        y.inner_split(0, 3)
+        y.axis(0).parallelize(STREAM)
+        fd.add_output(y)
+
+    fd, x = define(build), integers(rows, 4)
+    assert torch.equal(fd.execute([x])[0], (x * x).sum(1))
+
+
+# Sums.
+
+
+def test_a_sum_along_the_stream_is_added_up_where_its_terms_are_made() -> None:
+    """No buffer has a * b: each iteration's kernel reads chunks of a and b, and reads and writes
+    c."""
+
+    def build(fd: FusionDefinition) -> None:
+        c = fd.ops.sum(fd.ops.mul(dense(fd, 7, 5), dense(fd, 7, 5)), [0])
+        chunks(c, 0, 3)
+        fd.add_output(c)
+
+    fd, a, b = define(build), integers(7, 5), integers(7, 5) + 1
+    assert torch.equal(fd.execute([a, b])[0], (a * b).sum(0))
+    host = host_program(fd, [a, b])
+    [loop] = loops(host)
+    launches = [node for node in loop.body if isinstance(node, Launch)]
+    assert [node.buffers for node in launches] == [("T0_j0", "T1_j0", "T3", "T3")]
+    assert allocated(list(all_nodes(host.body))) == ["T3"]
+    assert memory_use(host, {}, 0).peak == 4 * (2 * 35 + 5)
+
+
+def test_a_contraction_along_the_stream() -> None:
+    def build(fd: FusionDefinition) -> None:
+        c = fd.ops.matmul(dense(fd, 5, 7), dense(fd, 7, 6))
+        chunks(c, 2, 3)
+        fd.add_output(c)
+
+    fd, a, b = define(build), integers(5, 7), integers(7, 6)
+    assert torch.equal(fd.execute([a, b])[0], a @ b)
+    widths = [shapes[0] for shapes in products(lambda: fd.execute([a, b]))]
+    assert widths == [[5, 3], [5, 3], [5, 1]]
+
+
+# On a mesh.
+
+
+def gathered_rows(d: int, count: int) -> FusionDefinition:
+    """`count` times `d` blocks of rows: the ranks have every d-th. All want the whole product."""
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        a, b = dense(fd, count, d, 2, 4), dense(fd, 4, 5)
+        c = fd.ops.matmul(a, b)
+        for tensor in (a, b, c):
+            tensor.set_device_mesh(mesh)
+        a.axis(1).parallelize(X)
+        c.axis(0).parallelize(STREAM)
+        fd.add_output(c)
+
+    return define(build)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
+def test_chunks_are_gathered_and_multiplied(d: int) -> None:
+    fd = gathered_rows(d, 3)
+    a, b = integers(3, d, 2, 4), integers(4, 5)
+    run(fd, [a, b], [a @ b])
+    if d > 1:
+        assert posted(fd) == [("all_gather", X, 32)]
+
+
+def test_the_program_that_gathers_and_multiplies_chunks(golden: GoldenCheck) -> None:
+    fd = gathered_rows(2, 3)
+    host = host_program(fd, [integers(3, 1, 2, 4), integers(4, 5)])
+    golden("host_gather_matmul_chunks", print_host_program(host))
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
+def test_chunks_of_rows_split_above_the_mesh(d: int) -> None:
+    mesh, count = mesh_of(d), 3
+
+    def build(fd: FusionDefinition) -> None:
+        a, b = dense(fd, 2 * d * count, 4), dense(fd, 4, 5)
+        c = fd.ops.relu(fd.ops.matmul(a, b))
+        for tensor in (a, b, c):
+            tensor.set_device_mesh(mesh)
+        a.outer_split(0, count)
+        a.outer_split(1, d)
+        a.axis(1).parallelize(X)
+        chunks(c, 0, count)
+        fd.add_output(c)
+
+    a, b = integers(2 * d * count, 4), integers(4, 5)
+    run(define(build), [a, b], [(a @ b).relu()])
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_chunks_are_multiplied_and_added_up(d: int, axis: int) -> None:
+    """The axis that is cut is not the one that the ranks share, and does not divide."""
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        a, b = dense(fd, 7, 4 * d), dense(fd, 4 * d, 5)
+        c = fd.ops.matmul(a, b)
+        place(mesh, {1: X}, a)
+        place(mesh, {0: X}, b)
+        c.set_device_mesh(mesh)
+        chunks(c, axis, 3)
+        fd.add_output(c)
+
+    fd, a, b = define(build), integers(7, 4 * d), integers(4 * d, 5)
+    run(fd, [a, b], [a @ b])
+    if d > 1:
+        assert [kind for kind, _, _ in posted(fd)] == ["all_reduce"]
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
+def test_chunks_are_multiplied_and_scattered(d: int) -> None:
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        a, b = dense(fd, 6 * d, 4 * d), dense(fd, 4 * d, 5)
+        c = fd.ops.matmul(a, b)
+        place(mesh, {1: X}, a)
+        place(mesh, {0: X}, b)
+        c.set_device_mesh(mesh)
+        c.outer_split(0, 3)
+        c.outer_split(1, d)
+        c.axis(1).parallelize(X)
+        c.axis(0).parallelize(STREAM)
+        fd.add_output(c)
+
+    fd, a, b = define(build), integers(6 * d, 4 * d), integers(4 * d, 5)
+    run(fd, [a, b], [a @ b])
+    if d > 1:
+        assert [kind for kind, _, _ in posted(fd)] == ["reduce_scatter"]
+
+
+@pytest.mark.parametrize("d", [2, 3])
+def test_blocks_that_are_no_chunks_are_gathered_as_a_whole(d: int) -> None:
+    """Each rank has one block of rows: no chunk of the product has a part of each."""
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        a, b = dense(fd, 6 * d, 4), dense(fd, 4, 5)
+        c = fd.ops.matmul(a, b)
+        place(mesh, {0: X}, a)
+        for tensor in (b, c):
+            tensor.set_device_mesh(mesh)
+        chunks(c, 0, 3)
+        fd.add_output(c)
+
+    fd, a, b = define(build), integers(6 * d, 4), integers(4, 5)
+    run(fd, [a, b], [a @ b])
+    assert posted(fd) == [("all_gather", X, 96)]
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4])
+def test_a_rank_begins_with_the_chunk_of_its_own_number(d: int) -> None:
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        a, b = dense(fd, 2 * d + 1, 4), dense(fd, 4, 5)
+        c = fd.ops.matmul(a, b)
+        for tensor in (a, b, c):
+            tensor.set_device_mesh(mesh)
+        c.outer_split(0, d)
+        c.swizzle1d(0, X)
+        c.axis(0).parallelize(STREAM)
+        fd.add_output(c)
+
+    fd, a, b = define(build), integers(2 * d + 1, 4), integers(4, 5)
+    run(fd, [a, b], [a @ b])
+    assert posted(fd) == []
+    if d == 3:
+        [loop] = loops(host_program(fd, [a, b]))
+        assert [str(n.start) for n in loop.body if isinstance(n, Chunk)] == [
+            "3*((j0 + x_3_0) % 3)"
+        ] * 2
