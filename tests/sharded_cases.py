@@ -403,6 +403,41 @@ def attention_on_heads(d: int) -> Built:
     return Built(fd, [data] * 4, expected)
 
 
+def gathered_in_chunks(d: int) -> Built:
+    """Rows in 3 chunks of d blocks: each chunk is gathered, multiplied and forgotten."""
+    mesh = DeviceMesh(range(d))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([6 * d, 4], contiguity=True)
+        w = fd.define_tensor([4, 5], contiguity=True)
+        y = fd.ops.matmul(x, w)
+        fd.add_output(y)
+        replicate(mesh, x, w, y)
+        x.outer_split(0, 3)
+        x.outer_split(1, d)
+        x.axis(1).parallelize(ParallelType.mesh_x)
+        y.outer_split(0, 3)
+        y.axis(0).parallelize(ParallelType.stream)
+    a, b = integers(6 * d, 4), integers(4, 5)
+    return Built(fd, [a, b], [Expected(a @ b, -1)], ("all_gather",))
+
+
+def summed_in_chunks(d: int) -> Built:
+    """Each chunk of columns is multiplied and summed over the ranks; the last one is shorter."""
+    mesh = DeviceMesh(range(d))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([3, 2 * d], contiguity=True)
+        w = fd.define_tensor([2 * d, 7], contiguity=True)
+        y = fd.ops.matmul(x, w)
+        fd.add_output(y)
+        block(mesh, x, 1)
+        block(mesh, w, 0)
+        replicate(mesh, y)
+        y.outer_split(1, 3)
+        y.axis(1).parallelize(ParallelType.stream)
+    a, b = integers(3, 2 * d), integers(2 * d, 7)
+    return Built(fd, [a, b], [Expected(a @ b, -1)], ("all_reduce",))
+
+
 CASES: dict[str, Case] = {
     case.__name__: case
     for case in (
@@ -418,6 +453,8 @@ CASES: dict[str, Case] = {
         reduce_scatter,
         reduce_scatter_noncontiguous,
         attention_on_heads,
+        gathered_in_chunks,
+        summed_in_chunks,
         linear_3d_weight,
         matmul_column_parallel,
         linear_column_parallel,

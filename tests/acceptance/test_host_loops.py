@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from random import Random
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from meshfuse.ir.axes import TensorName
 from meshfuse.ir.parser import parse_program
 from meshfuse.pipeline import compile
 from meshfuse.runtime.arguments import signature_of
-from sharded_runs import X, integers, mesh_of, place, posted, run
+from sharded_runs import X, integers, mesh_of, place, posted, run, without_kernels
 
 STREAM = ParallelType.stream
 Definition = Callable[[FusionDefinition], None]
@@ -257,6 +259,44 @@ def test_a_contraction_along_the_stream() -> None:
     assert torch.equal(fd.execute([a, b])[0], a @ b)
     widths = [shapes[0] for shapes in products(lambda: fd.execute([a, b]))]
     assert widths == [[5, 3], [5, 3], [5, 1]]
+
+
+# Any loops.
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_chains_of_operations_with_any_stream_leaves(seed: int) -> None:
+    """What is in loops, and in how many chunks, changes no value."""
+    choose = Random(seed)
+    inputs = [integers(5, 7), integers(7, 4), integers(4)]
+
+    returned: list[int] = []
+
+    def build(fd: FusionDefinition) -> None:
+        x, w, bias = (dense(fd, *tensor.shape) for tensor in inputs)
+        h = fd.ops.relu(x)
+        y = fd.ops.matmul(h, w)
+        z = fd.ops.add(y, fd.ops.broadcast_in_dim(bias, [5, 4], [1]))
+        t = fd.ops.permute(z, [1, 0])
+        rows, total = fd.ops.sum(t, [0]), fd.ops.sum(fd.ops.mul(z, y), [0])
+        for number, tensor in enumerate((h, y, z, t, rows, total)):
+            axes = tensor.get_loop_domain()
+            if choose.random() < 0.5:
+                chunks(tensor, choose.randrange(len(axes)), choose.randint(1, 4))
+            if tensor is total or choose.random() < 0.5:
+                fd.add_output(tensor)
+                returned.append(number)
+
+    fd = define(build)
+    h = inputs[0].relu()
+    y = h @ inputs[1]
+    z = y + inputs[2]
+    wanted = [h, y, z, z.T, z.sum(1), (z * y).sum(0)]
+    for kernels in (True, False):
+        with nullcontext() if kernels else without_kernels():
+            found = fd.execute(inputs)
+        assert all(map(torch.equal, found, [wanted[k] for k in returned]))
+        host_program(fd, inputs, kernels=kernels)
 
 
 # On a mesh.
