@@ -28,6 +28,8 @@ def form_loops(segmented: SegmentedProgram) -> SegmentedProgram:
 
 def chunk_program(program: Program) -> Program:
     """A part of a program, of expressions in the same loops, for one iteration of all of them."""
+    if not has_streams(program):
+        return program
     taken = _names_taken(program)
     while exprs := _tensor_exprs(program):
         if not loops_of(program, exprs[0]):

@@ -70,17 +70,19 @@ def _written_in(
     body: Sequence[Node], kernels: Mapping[KernelName, Kernel]
 ) -> tuple[TensorName | ScalarName, ...]:
     """What a loop writes of what exists outside, be it by views of that."""
-    shown: dict[TensorName | ScalarName, TensorName | ScalarName] = {}
-    written: dict[TensorName | ScalarName, None] = {}
+    roots: dict[TensorName | ScalarName, TensorName | ScalarName] = {}
+    inside: set[TensorName | ScalarName] = set()
+    found: dict[TensorName | ScalarName, None] = {}
     for node in body:
+        made = names_defined(node)
         for name in names_written(node, kernels):
-            written[name] = None
-        for out, src in views_made(node):
-            shown[out] = shown.get(src, src)
-    inside = {name for node in body for name in names_defined(node)}
-    found = dict.fromkeys(shown.get(name, name) for name in written if name in shown)
-    found.update(written)
-    return tuple(name for name in found if name not in inside)
+            root = roots.get(name, name)
+            if name not in made and root not in inside:
+                found[root] = None
+        views = dict(views_made(node))
+        roots.update((out, roots.get(src, src)) for out, src in views.items())
+        inside.update(name for name in made if name not in views)
+    return tuple(found)
 
 
 def views_made(node: Node) -> tuple[tuple[TensorName, TensorName], ...]:
