@@ -197,6 +197,25 @@ def test_a_reader_of_other_chunks_stays_outside() -> None:
     assert len(loops(host_program(fd, [a]))) == 2
 
 
+def test_work_outside_does_not_cut_a_loop_in_two() -> None:
+    """The other chain could stand between the two matmuls, as it does in the definition."""
+
+    def build(fd: FusionDefinition) -> None:
+        a, b, v = dense(fd, 6, 4), dense(fd, 4, 4), dense(fd, 3)
+        c = fd.ops.matmul(a, b)
+        other = fd.ops.exp(v)
+        d = fd.ops.matmul(c, b)
+        chunks(d, 0, 3)
+        for tensor in (other, d):
+            fd.add_output(tensor)
+
+    fd, inputs = define(build), [integers(6, 4), integers(4, 4), integers(3)]
+    other, d = fd.execute(inputs)
+    assert torch.equal(d, inputs[0] @ inputs[1] @ inputs[1])
+    torch.testing.assert_close(other, inputs[2].exp())
+    assert len(loops(host_program(fd, inputs))) == 1
+
+
 def test_operations_that_know_where_they_stand_are_made_as_a_whole() -> None:
     def build(fd: FusionDefinition) -> None:
         joined = fd.ops.cat([dense(fd, 4, 3), dense(fd, 2, 3)], 0)

@@ -266,14 +266,20 @@ def share_loops(program: Program, exprs: Sequence[Expr]) -> bool:
     )
 
 
-def chunks_touched(
-    program: Program, exprs: Iterable[Expr], depth: int = 0
-) -> set[tuple[TensorName, AxisName]]:
+def continues_loop(program: Program, before: Sequence[Expr], exprs: Sequence[Expr]) -> bool:
+    """Whether `exprs` can be in the outermost loop of those before them, and have a chunk in
+    common."""
+    if not loops_of(program, exprs[0]) or not share_loop(program, [*before, *exprs]):
+        return False
+    return not _chunks_touched(program, before).isdisjoint(_chunks_touched(program, exprs))
+
+
+def _chunks_touched(program: Program, exprs: Iterable[Expr]) -> set[tuple[TensorName, AxisName]]:
     """Tensors of which expressions make or read chunks, each with the axis along which."""
     found: set[tuple[TensorName, AxisName]] = set()
     for expr in exprs:
         out = tensor_outputs(program, expr)[0]
-        own = loops_of(program, expr)[depth]
+        own = loops_of(program, expr)[0]
         found.add((out, own.axis))
         for position, operand in enumerate(expr.ins):
             if is_tensor(program, operand):

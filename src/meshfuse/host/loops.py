@@ -8,7 +8,7 @@ from typing import final
 
 from meshfuse.expr import Symbol, free_symbols
 from meshfuse.facts.facts import tensor_outputs
-from meshfuse.facts.streams import chunks_touched, has_streams, loop_index, loops_of, share_loop
+from meshfuse.facts.streams import continues_loop, has_streams, loop_index, loops_of
 from meshfuse.ir.fusion import Output
 from meshfuse.ir.ops import Expr
 from meshfuse.ir.program import Program
@@ -94,12 +94,9 @@ def _groups(program: Program, segments: Sequence[Segment]) -> list[list[Segment]
 
 
 def _continues(program: Program, group: Sequence[Segment], segment: Segment) -> bool:
-    """Whether a segment can be in the loop of those before it, and has a chunk in common."""
+    """Whether a segment can be in the loop of those before it."""
     before = [expr for part in group for expr in _tensor_exprs(part.program)]
-    own = _tensor_exprs(segment.program)
-    if not loops_of(program, own[0]) or not share_loop(program, [*before, *own]):
-        return False
-    return not chunks_touched(program, before).isdisjoint(chunks_touched(program, own))
+    return continues_loop(program, before, _tensor_exprs(segment.program))
 
 
 def _loop(work: _Forming, group: Sequence[Segment]) -> Loop:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import pairwise
 
 from meshfuse.facts.facts import Facts, tensor_operands, tensor_outputs
 from meshfuse.facts.nominal import nominal_bytes
-from meshfuse.facts.streams import has_streams, share_loops
+from meshfuse.facts.streams import continues_loop, has_streams, loops_of, share_loops
 from meshfuse.facts.views import views_of_inputs
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.comm import Communication
 from meshfuse.ir.mesh import DeviceMesh
 from meshfuse.ir.ops import Expr, LibraryExpr
 from meshfuse.ir.program import Program
-from meshfuse.segment.merge import Edge
+from meshfuse.segment.merge import Edge, Preference
 
 
 def standing_alone(program: Program) -> frozenset[int]:
@@ -62,6 +62,34 @@ def loops_allow(program: Program) -> Callable[[tuple[int, ...]], bool]:
     if not has_streams(program):
         return lambda members: True
     return lambda members: share_loops(program, [exprs[position] for position in members])
+
+
+def keeping_loops(program: Program) -> Preference | None:
+    """The order that leaves few loops: what goes on with the last one, then what is in none.
+
+    None where there are no loops.
+    """
+    if not has_streams(program):
+        return None
+    exprs = program.fusion.exprs
+
+    def exprs_of(members: tuple[int, ...]) -> list[Expr]:
+        return [exprs[position] for position in members]
+
+    def lateness(ordered: Sequence[tuple[int, ...]], members: tuple[int, ...]) -> int:
+        own = exprs_of(members)
+        if not loops_of(program, own[0]):
+            return 1
+        last: list[Expr] = []
+        for before in reversed(ordered):
+            loop = exprs_of(before)
+            is_looped = bool(loops_of(program, loop[0]))
+            if not is_looped or (last and not continues_loop(program, loop, last)):
+                break
+            last = [*loop, *last]
+        return 0 if last and continues_loop(program, last, own) else 2
+
+    return lateness
 
 
 def merge_edges(program: Program, facts: Facts, alone: Container[int]) -> tuple[Edge, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import final
 
 from meshfuse.base.frozen import frozen_dataclass
@@ -138,10 +138,17 @@ def merge_greedily(groups: Groups, edges: Sequence[Edge], allows: Allows) -> Non
         pending = waiting
 
 
+Preference = Callable[[Sequence[tuple[int, ...]], tuple[int, ...]], int]
+"""How late a group should stand behind those that are placed: the least comes next."""
+
+
 def in_order(
-    partition: Iterable[tuple[int, ...]], predecessors: Mapping[int, Sequence[int]]
+    partition: Iterable[tuple[int, ...]],
+    predecessors: Mapping[int, Sequence[int]],
+    preference: Preference | None = None,
 ) -> tuple[tuple[int, ...], ...]:
-    """The groups of an acyclic partition, each after those it reads from, else in program order."""
+    """The groups of an acyclic partition, each after those it reads from, else by `preference`,
+    else in program order."""
     group_of = {position: members[0] for members in partition for position in members}
     members_of = {members[0]: members for members in partition}
     waiting = {
@@ -155,7 +162,13 @@ def in_order(
     ready = sorted(group for group, before in waiting.items() if not before)
     ordered: list[tuple[int, ...]] = []
     while ready:
-        group = heappop(ready)
+        if preference is None:
+            group = heappop(ready)
+        else:
+            late = {preference(ordered, members_of[g]): g for g in sorted(ready, reverse=True)}
+            group = late[min(late)]
+            ready.remove(group)
+            heapify(ready)
         ordered.append(members_of[group])
         for reader in readers[group]:
             waiting[reader].discard(group)

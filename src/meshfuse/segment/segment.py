@@ -15,6 +15,7 @@ from meshfuse.ir.ops_random import RandomSource
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import NameIndex, extract, index_names, read_names
 from meshfuse.segment.boundaries import (
+    keeping_loops,
     loops_allow,
     merge_edges,
     predecessors_of,
@@ -51,7 +52,7 @@ def segment(program: Program, accepts: Callable[[Program], Answer]) -> Segmented
             partition.append(region)
         else:
             partition += _accepted_parts(region, predecessors, edges, asking)
-    ordered = in_order(partition, predecessors)
+    ordered = in_order(partition, predecessors, keeping_loops(program))
     segments = tuple(_make_segment(f"S{k}", members, asking) for k, members in enumerate(ordered))
     return SegmentedProgram(program, segments)
 
