@@ -13,7 +13,7 @@ from meshfuse.ir.fusion import Output
 from meshfuse.ir.ops import Expr
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import extract, with_exprs
-from meshfuse.passes.chunks import Chunked, chunk_exprs
+from meshfuse.passes.chunks import Chunked, chunk_exprs, without_streams
 from meshfuse.segment.segments import Loop, Segment, SegmentedProgram, Slice
 
 
@@ -37,7 +37,7 @@ def chunk_program(program: Program) -> Program:
         index, taken = _fresh_index(taken, program, exprs)
         chunked = chunk_exprs(program, exprs, index)
         program = _extracted(_in_place(chunked, exprs), program.fusion.exprs, chunked, exprs)
-    return program
+    return without_streams(program)
 
 
 @final
@@ -79,7 +79,7 @@ def _form(work: _Forming, segments: Sequence[Segment]) -> Iterator[Segment | Loo
         if loops_of(work.program, _tensor_exprs(group[0].program)[0]):
             yield _loop(work, group)
         else:
-            yield from group
+            yield from (replace(part, program=without_streams(part.program)) for part in group)
 
 
 def _groups(program: Program, segments: Sequence[Segment]) -> list[list[Segment]]:

@@ -15,10 +15,18 @@ from meshfuse.expr import IntExpr, Symbol, const, known_equal
 from meshfuse.facts.facts import output_names, tensor_outputs
 from meshfuse.facts.layout import Layout, allocation_of, contiguous_in, layout_of
 from meshfuse.facts.sharding import Sharding, local_extents, sharding_of
-from meshfuse.facts.streams import Cut, Stream, carried_to, cut_axis, streams_of
+from meshfuse.facts.streams import (
+    Cut,
+    Stream,
+    carried_to,
+    cut_axis,
+    stream_leaves,
+    streams_of,
+)
 from meshfuse.ir.axes import AxisName, IterDomain, TensorName
 from meshfuse.ir.fusion import TensorDef
 from meshfuse.ir.infer import is_tensor
+from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.ops import Expr, Operand, Pointwise
 from meshfuse.ir.program import Program
 from meshfuse.ir.replay import clone_tensor, without_reductions
@@ -210,6 +218,20 @@ def _view_layout(program: Program, tensor: TensorName, place: int) -> Layout:
 
 
 # Loop nests.
+
+
+def without_streams(program: Program) -> Program:
+    """The program with tensors as they are for who does not loop along them."""
+    for tensor in program.fusion.tensors:
+        if stream_leaves(program, tensor):
+            schedule = program.schedule(tensor)
+            bindings = {a: to for a, to in schedule.bindings.items() if to != ParallelType.stream}
+            schedule = replace(schedule, bindings=bindings)
+            if not bindings:
+                leaves = tuple(axis.name for axis in program.tensor(tensor).logical)
+                schedule = replace(schedule, leaves=leaves, steps=())
+            program = program.with_schedule(tensor, schedule)
+    return program
 
 
 def _without_leaf(program: Program, tensor: TensorName, leaf: AxisName, cut: Cut) -> Program:
