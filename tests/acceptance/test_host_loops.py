@@ -10,53 +10,13 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from golden_text import GoldenCheck
-from meshfuse import FusionDefinition, ParallelType, TensorView
+from host_loops import STREAM, Definition, chunks, define, dense, host_program, loops
+from meshfuse import FusionDefinition
 from meshfuse.expr import const
-from meshfuse.host.check import check_host_program
 from meshfuse.host.memory_use import memory_use
-from meshfuse.host.nodes import Allocate, Chunk, ForLoop, HostProgram, Launch, all_nodes
-from meshfuse.host.parser import parse_host_program
-from meshfuse.host.printer import print_host_program
+from meshfuse.host.nodes import Allocate, Chunk, Launch, all_nodes
 from meshfuse.ir.axes import TensorName
-from meshfuse.ir.parser import parse_program
-from meshfuse.pipeline import compile
-from meshfuse.runtime.arguments import signature_of
-from sharded_runs import X, integers, mesh_of, place, posted, run, without_kernels
-
-STREAM = ParallelType.stream
-Definition = Callable[[FusionDefinition], None]
-
-
-def chunks(tensor: TensorView, axis: int, count: int) -> None:
-    """Loop axis `axis` in `count` chunks."""
-    tensor.outer_split(axis, count)
-    tensor.axis(axis).parallelize(STREAM)
-
-
-def dense(fd: FusionDefinition, *shape: int) -> TensorView:
-    return fd.define_tensor(list(shape), contiguity=True)
-
-
-def define(build: Definition) -> FusionDefinition:
-    with FusionDefinition() as fd:
-        build(fd)
-    return fd
-
-
-def host_program(
-    fd: FusionDefinition, inputs: Sequence[torch.Tensor], *, kernels: bool = True
-) -> HostProgram:
-    """The program of one call, sound and the same when it is read back."""
-    program = parse_program(repr(fd.fusion))
-    host = compile(program, signature_of(inputs), kernels=kernels).host
-    assert check_host_program(host) == ()
-    assert parse_host_program(print_host_program(host)) == host
-    return host
-
-
-def loops(host: HostProgram) -> list[ForLoop]:
-    return [node for node in all_nodes(host.body) if isinstance(node, ForLoop)]
+from sharded_runs import integers, without_kernels
 
 
 def allocated(body: Sequence[object]) -> list[str]:
@@ -280,6 +240,114 @@ def test_a_contraction_along_the_stream() -> None:
     assert widths == [[5, 3], [5, 3], [5, 1]]
 
 
+def test_a_sum_within_chunks_is_a_loop_within_a_loop() -> None:
+    def build(fd: FusionDefinition) -> None:
+        c = fd.ops.matmul(dense(fd, 5, 7), dense(fd, 7, 6))
+        chunks(c, 0, 2)
+        chunks(c, 3, 3)
+        fd.add_output(fd.ops.relu(c))
+
+    fd, a, b = define(build), integers(5, 7), integers(7, 6)
+    assert torch.equal(fd.execute([a, b])[0], (a @ b).relu())
+    outer, inner = loops(host_program(fd, [a, b]))
+    assert inner in outer.body
+    assert allocated(outer.body) == ["T2_j0"]
+
+
+def test_who_reads_a_sum_or_a_whole_outside_gets_a_kernel() -> None:
+    def build(fd: FusionDefinition) -> None:
+        x = dense(fd, 5, 4)
+        total = fd.ops.sum(x, [0])
+        chunks(total, 0, 2)
+        y = fd.ops.exp(x)
+        chunks(y, 0, 2)
+        fd.add_output(fd.ops.neg(total))
+        fd.add_output(fd.ops.reshape(fd.ops.sum(y, [0]), [2, 2]))
+
+    fd, x = define(build), integers(5, 4)
+    total, turned = fd.execute([x])
+    assert torch.equal(total, -x.sum(0))
+    torch.testing.assert_close(turned, x.exp().sum(0).reshape(2, 2))
+    host = host_program(fd, [x])
+    assert sum(isinstance(node, Launch) for node in host.body) == 2
+
+
+# What else stands in programs.
+
+
+def check(build: Definition, inputs: Sequence[torch.Tensor], *wanted: torch.Tensor) -> None:
+    """With kernels and without, from the same inputs."""
+    fd = define(build)
+    for kernels in (True, False):
+        with nullcontext() if kernels else without_kernels():
+            found = fd.execute([tensor.clone() for tensor in inputs])
+        for value, expected in zip(found, wanted, strict=True):
+            torch.testing.assert_close(value, expected)
+
+
+def test_an_update_in_place() -> None:
+    def build(fd: FusionDefinition) -> None:
+        x = dense(fd, 5, 4)
+        y = fd.ops.mul(x, 2.0)
+        z = fd.ops.add(y, 1.0)
+        chunks(z, 0, 2)
+        fd.add_output(y, x)
+        fd.add_output(z)
+
+    x = integers(5, 4)
+    check(build, [x], 2 * x + 1)
+    given = x.clone()
+    define(build).execute([given])
+    assert torch.equal(given, 2 * x)
+
+
+def test_a_view_that_is_made_in_chunks_is_a_copy() -> None:
+    def build(fd: FusionDefinition) -> None:
+        y = fd.ops.permute(dense(fd, 5, 4), [1, 0])
+        chunks(y, 0, 3)
+        fd.add_output(y)
+
+    check(build, [integers(5, 4)], integers(5, 4).T)
+
+
+def test_chunks_of_inputs_with_gaps_and_of_one_row() -> None:
+    def build(fd: FusionDefinition) -> None:
+        y = fd.ops.relu(fd.define_tensor([-1, -1]))
+        z = fd.ops.sum(y, [0])
+        y.axis(0).parallelize(STREAM)
+        chunks(z, 1, 3)
+        fd.add_output(y)
+        fd.add_output(z)
+
+    x = integers(6, 8)[:, ::2]
+    check(build, [x], x.relu(), x.relu().sum(0))
+
+
+def test_a_bias_is_cut_with_the_columns() -> None:
+    def build(fd: FusionDefinition) -> None:
+        y = fd.ops.linear(dense(fd, 5, 4), dense(fd, 6, 4), dense(fd, 6))
+        chunks(y, 1, 4)
+        fd.add_output(y)
+        fd.add_output(fd.ops.sum(y, [1]))
+
+    x, w, b = integers(5, 4), integers(6, 4), integers(6)
+    y = torch.nn.functional.linear(x, w, b)
+    check(build, [x, w, b], y, y.sum(1))
+
+
+def test_a_softmax_of_chunks_is_one_kernel() -> None:
+    def build(fd: FusionDefinition) -> None:
+        x = dense(fd, 5, 7)
+        e = fd.ops.exp(fd.ops.sub(x, fd.ops.max(x, [1], keepdim=True)))
+        y = fd.ops.div(e, fd.ops.sum(e, [1], keepdim=True))
+        chunks(y, 0, 2)
+        fd.add_output(y)
+
+    check(build, [integers(5, 7)], integers(5, 7).softmax(1))
+    [loop] = loops(host_program(define(build), [integers(5, 7)]))
+    assert sum(isinstance(node, Launch) for node in loop.body) == 1
+
+
 # Any loops.
 
 
@@ -316,142 +384,3 @@ def test_chains_of_operations_with_any_stream_leaves(seed: int) -> None:
             found = fd.execute(inputs)
         assert all(map(torch.equal, found, [wanted[k] for k in returned]))
         host_program(fd, inputs, kernels=kernels)
-
-
-# On a mesh.
-
-
-def gathered_rows(d: int, count: int) -> FusionDefinition:
-    """`count` times `d` blocks of rows: the ranks have every d-th. All want the whole product."""
-    mesh = mesh_of(d)
-
-    def build(fd: FusionDefinition) -> None:
-        a, b = dense(fd, count, d, 2, 4), dense(fd, 4, 5)
-        c = fd.ops.matmul(a, b)
-        for tensor in (a, b, c):
-            tensor.set_device_mesh(mesh)
-        a.axis(1).parallelize(X)
-        c.axis(0).parallelize(STREAM)
-        fd.add_output(c)
-
-    return define(build)
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
-def test_chunks_are_gathered_and_multiplied(d: int) -> None:
-    fd = gathered_rows(d, 3)
-    a, b = integers(3, d, 2, 4), integers(4, 5)
-    run(fd, [a, b], [a @ b])
-    if d > 1:
-        assert posted(fd) == [("all_gather", X, 32)]
-
-
-def test_the_program_that_gathers_and_multiplies_chunks(golden: GoldenCheck) -> None:
-    fd = gathered_rows(2, 3)
-    host = host_program(fd, [integers(3, 1, 2, 4), integers(4, 5)])
-    golden("host_gather_matmul_chunks", print_host_program(host))
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
-def test_chunks_of_rows_split_above_the_mesh(d: int) -> None:
-    mesh, count = mesh_of(d), 3
-
-    def build(fd: FusionDefinition) -> None:
-        a, b = dense(fd, 2 * d * count, 4), dense(fd, 4, 5)
-        c = fd.ops.relu(fd.ops.matmul(a, b))
-        for tensor in (a, b, c):
-            tensor.set_device_mesh(mesh)
-        a.outer_split(0, count)
-        a.outer_split(1, d)
-        a.axis(1).parallelize(X)
-        chunks(c, 0, count)
-        fd.add_output(c)
-
-    a, b = integers(2 * d * count, 4), integers(4, 5)
-    run(define(build), [a, b], [(a @ b).relu()])
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("axis", [0, 1])
-def test_chunks_are_multiplied_and_added_up(d: int, axis: int) -> None:
-    """The axis that is cut is not the one that the ranks share, and does not divide."""
-    mesh = mesh_of(d)
-
-    def build(fd: FusionDefinition) -> None:
-        a, b = dense(fd, 7, 4 * d), dense(fd, 4 * d, 5)
-        c = fd.ops.matmul(a, b)
-        place(mesh, {1: X}, a)
-        place(mesh, {0: X}, b)
-        c.set_device_mesh(mesh)
-        chunks(c, axis, 3)
-        fd.add_output(c)
-
-    fd, a, b = define(build), integers(7, 4 * d), integers(4 * d, 5)
-    run(fd, [a, b], [a @ b])
-    if d > 1:
-        assert [kind for kind, _, _ in posted(fd)] == ["all_reduce"]
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
-def test_chunks_are_multiplied_and_scattered(d: int) -> None:
-    mesh = mesh_of(d)
-
-    def build(fd: FusionDefinition) -> None:
-        a, b = dense(fd, 6 * d, 4 * d), dense(fd, 4 * d, 5)
-        c = fd.ops.matmul(a, b)
-        place(mesh, {1: X}, a)
-        place(mesh, {0: X}, b)
-        c.set_device_mesh(mesh)
-        c.outer_split(0, 3)
-        c.outer_split(1, d)
-        c.axis(1).parallelize(X)
-        c.axis(0).parallelize(STREAM)
-        fd.add_output(c)
-
-    fd, a, b = define(build), integers(6 * d, 4 * d), integers(4 * d, 5)
-    run(fd, [a, b], [a @ b])
-    if d > 1:
-        assert [kind for kind, _, _ in posted(fd)] == ["reduce_scatter"]
-
-
-@pytest.mark.parametrize("d", [2, 3])
-def test_blocks_that_are_no_chunks_are_gathered_as_a_whole(d: int) -> None:
-    """Each rank has one block of rows: no chunk of the product has a part of each."""
-    mesh = mesh_of(d)
-
-    def build(fd: FusionDefinition) -> None:
-        a, b = dense(fd, 6 * d, 4), dense(fd, 4, 5)
-        c = fd.ops.matmul(a, b)
-        place(mesh, {0: X}, a)
-        for tensor in (b, c):
-            tensor.set_device_mesh(mesh)
-        chunks(c, 0, 3)
-        fd.add_output(c)
-
-    fd, a, b = define(build), integers(6 * d, 4), integers(4, 5)
-    run(fd, [a, b], [a @ b])
-    assert posted(fd) == [("all_gather", X, 96)]
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 4])
-def test_a_rank_begins_with_the_chunk_of_its_own_number(d: int) -> None:
-    mesh = mesh_of(d)
-
-    def build(fd: FusionDefinition) -> None:
-        a, b = dense(fd, 2 * d + 1, 4), dense(fd, 4, 5)
-        c = fd.ops.matmul(a, b)
-        for tensor in (a, b, c):
-            tensor.set_device_mesh(mesh)
-        c.outer_split(0, d)
-        c.swizzle1d(0, X)
-        c.axis(0).parallelize(STREAM)
-        fd.add_output(c)
-
-    fd, a, b = define(build), integers(2 * d + 1, 4), integers(4, 5)
-    run(fd, [a, b], [a @ b])
-    assert posted(fd) == []
-    if d == 3:
-        [loop] = loops(host_program(fd, [a, b]))
-        assert [str(n.start) for n in loop.body if isinstance(n, Chunk)] == [
-            "3*((j0 + x_3_0) % 3)"
-        ] * 2

@@ -1,0 +1,148 @@
+"""Loops over chunks on meshes: chunks are gathered, added up and scattered as they are made."""
+
+from __future__ import annotations
+
+import pytest
+
+from golden_text import GoldenCheck
+from host_loops import STREAM, chunks, define, dense, host_program, loops
+from meshfuse import FusionDefinition
+from meshfuse.host.nodes import Chunk
+from meshfuse.host.printer import print_host_program
+from sharded_runs import X, integers, mesh_of, place, posted, run
+
+
+def gathered_rows(d: int, count: int) -> FusionDefinition:
+    """`count` times `d` blocks of rows: the ranks have every d-th. All want the whole product."""
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        a, b = dense(fd, count, d, 2, 4), dense(fd, 4, 5)
+        c = fd.ops.matmul(a, b)
+        for tensor in (a, b, c):
+            tensor.set_device_mesh(mesh)
+        a.axis(1).parallelize(X)
+        c.axis(0).parallelize(STREAM)
+        fd.add_output(c)
+
+    return define(build)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
+def test_chunks_are_gathered_and_multiplied(d: int) -> None:
+    fd = gathered_rows(d, 3)
+    a, b = integers(3, d, 2, 4), integers(4, 5)
+    run(fd, [a, b], [a @ b])
+    if d > 1:
+        assert posted(fd) == [("all_gather", X, 32)]
+
+
+def test_the_program_that_gathers_and_multiplies_chunks(golden: GoldenCheck) -> None:
+    fd = gathered_rows(2, 3)
+    host = host_program(fd, [integers(3, 1, 2, 4), integers(4, 5)])
+    golden("host_gather_matmul_chunks", print_host_program(host))
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
+def test_chunks_of_rows_split_above_the_mesh(d: int) -> None:
+    mesh, count = mesh_of(d), 3
+
+    def build(fd: FusionDefinition) -> None:
+        a, b = dense(fd, 2 * d * count, 4), dense(fd, 4, 5)
+        c = fd.ops.relu(fd.ops.matmul(a, b))
+        for tensor in (a, b, c):
+            tensor.set_device_mesh(mesh)
+        a.outer_split(0, count)
+        a.outer_split(1, d)
+        a.axis(1).parallelize(X)
+        chunks(c, 0, count)
+        fd.add_output(c)
+
+    a, b = integers(2 * d * count, 4), integers(4, 5)
+    run(define(build), [a, b], [(a @ b).relu()])
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_chunks_are_multiplied_and_added_up(d: int, axis: int) -> None:
+    """The axis that is cut is not the one that the ranks share, and does not divide."""
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        a, b = dense(fd, 7, 4 * d), dense(fd, 4 * d, 5)
+        c = fd.ops.matmul(a, b)
+        place(mesh, {1: X}, a)
+        place(mesh, {0: X}, b)
+        c.set_device_mesh(mesh)
+        chunks(c, axis, 3)
+        fd.add_output(c)
+
+    fd, a, b = define(build), integers(7, 4 * d), integers(4 * d, 5)
+    run(fd, [a, b], [a @ b])
+    if d > 1:
+        assert [kind for kind, _, _ in posted(fd)] == ["all_reduce"]
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
+def test_chunks_are_multiplied_and_scattered(d: int) -> None:
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        a, b = dense(fd, 6 * d, 4 * d), dense(fd, 4 * d, 5)
+        c = fd.ops.matmul(a, b)
+        place(mesh, {1: X}, a)
+        place(mesh, {0: X}, b)
+        c.set_device_mesh(mesh)
+        c.outer_split(0, 3)
+        c.outer_split(1, d)
+        c.axis(1).parallelize(X)
+        c.axis(0).parallelize(STREAM)
+        fd.add_output(c)
+
+    fd, a, b = define(build), integers(6 * d, 4 * d), integers(4 * d, 5)
+    run(fd, [a, b], [a @ b])
+    if d > 1:
+        assert [kind for kind, _, _ in posted(fd)] == ["reduce_scatter"]
+
+
+@pytest.mark.parametrize("d", [2, 3])
+def test_blocks_that_are_no_chunks_are_gathered_as_a_whole(d: int) -> None:
+    """Each rank has one block of rows: no chunk of the product has a part of each."""
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        a, b = dense(fd, 6 * d, 4), dense(fd, 4, 5)
+        c = fd.ops.matmul(a, b)
+        place(mesh, {0: X}, a)
+        for tensor in (b, c):
+            tensor.set_device_mesh(mesh)
+        chunks(c, 0, 3)
+        fd.add_output(c)
+
+    fd, a, b = define(build), integers(6 * d, 4), integers(4, 5)
+    run(fd, [a, b], [a @ b])
+    assert posted(fd) == [("all_gather", X, 96)]
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4])
+def test_a_rank_begins_with_the_chunk_of_its_own_number(d: int) -> None:
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        a, b = dense(fd, 2 * d + 1, 4), dense(fd, 4, 5)
+        c = fd.ops.matmul(a, b)
+        for tensor in (a, b, c):
+            tensor.set_device_mesh(mesh)
+        c.outer_split(0, d)
+        c.swizzle1d(0, X)
+        c.axis(0).parallelize(STREAM)
+        fd.add_output(c)
+
+    fd, a, b = define(build), integers(2 * d + 1, 4), integers(4, 5)
+    run(fd, [a, b], [a @ b])
+    assert posted(fd) == []
+    if d == 3:
+        [loop] = loops(host_program(fd, [a, b]))
+        assert [str(n.start) for n in loop.body if isinstance(n, Chunk)] == [
+            "3*((j0 + x_3_0) % 3)"
+        ] * 2

@@ -1,0 +1,50 @@
+"""What tests of host loops share: definitions with stream leaves, and the programs they become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from meshfuse import FusionDefinition, ParallelType, TensorView
+from meshfuse.host.check import check_host_program
+from meshfuse.host.nodes import ForLoop, HostProgram, all_nodes
+from meshfuse.host.parser import parse_host_program
+from meshfuse.host.printer import print_host_program
+from meshfuse.ir.parser import parse_program
+from meshfuse.pipeline import compile
+from meshfuse.runtime.arguments import signature_of
+
+STREAM = ParallelType.stream
+Definition = Callable[[FusionDefinition], None]
+
+
+def chunks(tensor: TensorView, axis: int, count: int) -> None:
+    """Loop axis `axis` in `count` chunks."""
+    tensor.outer_split(axis, count)
+    tensor.axis(axis).parallelize(STREAM)
+
+
+def dense(fd: FusionDefinition, *shape: int) -> TensorView:
+    return fd.define_tensor(list(shape), contiguity=True)
+
+
+def define(build: Definition) -> FusionDefinition:
+    with FusionDefinition() as fd:
+        build(fd)
+    return fd
+
+
+def host_program(
+    fd: FusionDefinition, inputs: Sequence[torch.Tensor], *, kernels: bool = True
+) -> HostProgram:
+    """The program of one call, sound and the same when it is read back."""
+    program = parse_program(repr(fd.fusion))
+    host = compile(program, signature_of(inputs), kernels=kernels).host
+    assert check_host_program(host) == ()
+    assert parse_host_program(print_host_program(host)) == host
+    return host
+
+
+def loops(host: HostProgram) -> list[ForLoop]:
+    return [node for node in all_nodes(host.body) if isinstance(node, ForLoop)]
