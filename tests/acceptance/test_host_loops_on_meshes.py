@@ -7,6 +7,7 @@ import pytest
 from golden_text import GoldenCheck
 from host_loops import STREAM, chunks, define, dense, host_program, loops
 from meshfuse import FusionDefinition
+from meshfuse.api.planning import plan
 from meshfuse.host.nodes import Chunk
 from meshfuse.host.printer import print_host_program
 from sharded_runs import X, integers, mesh_of, place, posted, run
@@ -35,6 +36,12 @@ def test_chunks_are_gathered_and_multiplied(d: int) -> None:
     run(fd, [a, b], [a @ b])
     if d > 1:
         assert posted(fd) == [("all_gather", X, 32)]
+
+
+def test_a_plan_counts_the_communications_of_all_iterations() -> None:
+    """Of 2 rows for each rank: 3 times those of the 3 other ranks, 4 floats each."""
+    found = plan(gathered_rows(4, 3), [None, None])
+    assert [(each.kind, each.bytes) for each in found.communications] == [("all_gather", 96)] * 3
 
 
 def test_the_program_that_gathers_and_multiplies_chunks(golden: GoldenCheck) -> None:
