@@ -12,7 +12,7 @@ from meshfuse.base.dtypes import DataType
 from meshfuse.base.trace import Trace
 from meshfuse.codegen.source import KernelSource
 from meshfuse.expr import IntExpr, free_symbols
-from meshfuse.host.loop_step import LoopStep
+from meshfuse.host.loop_steps import LoopStep
 from meshfuse.host.nodes import (
     Communicate,
     Evaluate,

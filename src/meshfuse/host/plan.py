@@ -107,11 +107,6 @@ class Step(ABC):
     extents: tuple[IntExpr, ...]
     traced: Traced | None
 
-    @property
-    def posts(self) -> int:
-        """How many communications the rank posts here; of a loop, in one iteration."""
-        return int(self.traced is not None and self.traced.posts)
-
     @abstractmethod
     def bind(self, sizes: Sizes) -> Action:
         """The step for one set of sizes."""

@@ -21,8 +21,6 @@ from meshfuse.expr import IntExpr
 from meshfuse.facts.holdings import shape_outside
 from meshfuse.host.nodes import (
     Allocate,
-    Chunk,
-    Clear,
     Communicate,
     Evaluate,
     ForLoop,
@@ -207,57 +205,6 @@ def _bind_part(node: View | Pick, binding: Binding, *, copies: bool) -> Step:
     whole = buffers[node.src]
     part = BoundPart(binding.rank, place(whole), place(buffers[node.out]), whole.extents)
     return PartStep(out, src, part, copies, binding.device, part.all_extents)
-
-
-@final
-@frozen_dataclass
-class ChunkStep(Step):
-    """`extents`: where the chunk begins, and how long it is."""
-
-    out: int
-    src: int
-    axis: int
-    extents: tuple[IntExpr, ...]
-    traced: Traced | None = None
-
-    def bind(self, sizes: Sizes) -> Action:
-        out, src, axis = self.out, self.src, self.axis
-        start, length = sizes.values
-
-        def view(slots: Slots) -> None:
-            whole = slots[src]
-            slots[out] = whole.narrow(axis, min(start, whole.shape[axis]), length)
-
-        return view
-
-
-@bind_step.register
-def _(node: Chunk, binding: Binding) -> Step:
-    out, src = binding.slots([node.out, node.src])
-    length = binding.program.buffers[node.out].shape[node.axis]
-    return ChunkStep(out, src, node.axis, (node.start, length))
-
-
-@final
-@frozen_dataclass
-class ClearStep(Step):
-    slot: int
-    extents: tuple[IntExpr, ...] = ()
-    traced: Traced | None = None
-
-    def bind(self, sizes: Sizes) -> Action:
-        slot = self.slot
-
-        def clear(slots: Slots) -> None:
-            slots[slot].zero_()
-
-        return clear
-
-
-@bind_step.register
-def _(node: Clear, binding: Binding) -> Step:
-    (slot,) = binding.slots([node.buffer])
-    return ClearStep(slot)
 
 
 # Kernels.

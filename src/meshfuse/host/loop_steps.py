@@ -1,15 +1,17 @@
-"""A loop bound to a rank: for a set of sizes it is the actions of all its iterations, in a row."""
+"""Loops bound to a rank: for a set of sizes the actions of all iterations, in a row; chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import final
 
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, free_symbols
 from meshfuse.expr.generate import compile_expressions
-from meshfuse.host.plan import Action, Bound, Sizes, Step, Traced, take
+from meshfuse.host.nodes import Chunk, Clear
+from meshfuse.host.plan import Action, Bound, Sizes, Slots, Step, Traced, take
+from meshfuse.host.steps import Binding, bind_step
 
 
 @final
@@ -23,7 +25,7 @@ class LoopStep(Step):
     index: str
     body: tuple[Step, ...]
     names: tuple[str, ...]
-    evaluate: Any
+    evaluate: Callable[..., Sequence[int]]
     extents: tuple[IntExpr, ...]
     traced: Traced | None = None
 
@@ -38,11 +40,6 @@ class LoopStep(Step):
         evaluate = compile_expressions(inner, names)
         return LoopStep(index, tuple(body), names, evaluate, (count, *needed))
 
-    @property
-    def posts(self) -> int:
-        """Communications of one iteration."""
-        return sum(step.posts for step in self.body)
-
     def bind(self, sizes: Sizes) -> Action:
         raise InvariantError("a loop is no single action; expand it")
 
@@ -55,3 +52,54 @@ class LoopStep(Step):
             iteration = sizes.iteration * count + k
             for step in self.body:
                 yield from step.expand(Sizes(take(found, step), symbols, iteration))
+
+
+@final
+@frozen_dataclass
+class ChunkStep(Step):
+    """`extents`: where the chunk begins, and how long it is."""
+
+    out: int
+    src: int
+    axis: int
+    extents: tuple[IntExpr, ...]
+    traced: Traced | None = None
+
+    def bind(self, sizes: Sizes) -> Action:
+        out, src, axis = self.out, self.src, self.axis
+        start, length = sizes.values
+
+        def view(slots: Slots) -> None:
+            whole = slots[src]
+            slots[out] = whole.narrow(axis, min(start, whole.shape[axis]), length)
+
+        return view
+
+
+@bind_step.register
+def _(node: Chunk, binding: Binding) -> Step:
+    out, src = binding.slots([node.out, node.src])
+    length = binding.program.buffers[node.out].shape[node.axis]
+    return ChunkStep(out, src, node.axis, (node.start, length))
+
+
+@final
+@frozen_dataclass
+class ClearStep(Step):
+    slot: int
+    extents: tuple[IntExpr, ...] = ()
+    traced: Traced | None = None
+
+    def bind(self, sizes: Sizes) -> Action:
+        slot = self.slot
+
+        def clear(slots: Slots) -> None:
+            slots[slot].zero_()
+
+        return clear
+
+
+@bind_step.register
+def _(node: Clear, binding: Binding) -> Step:
+    (slot,) = binding.slots([node.buffer])
+    return ClearStep(slot)
