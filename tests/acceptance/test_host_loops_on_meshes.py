@@ -44,6 +44,15 @@ def test_a_plan_counts_the_communications_of_all_iterations() -> None:
     assert [(each.kind, each.bytes) for each in found.communications] == [("all_gather", 96)] * 3
 
 
+def test_an_explanation_says_how_often() -> None:
+    fd = gathered_rows(2, 3)
+    a, b = integers(3, 2, 2, 4), integers(4, 5)
+    run(fd, [a, b], [a @ b])
+    lines = [line.strip() for line in fd.explain().splitlines()]
+    assert "0: all_gather over mesh_x of DeviceMesh{0 1}, 3 times" in lines
+    assert "size  T0_j0 is 32 bytes on each rank; each rank receives 96 in all" in lines
+
+
 def test_the_program_that_gathers_and_multiplies_chunks(golden: GoldenCheck) -> None:
     fd = gathered_rows(2, 3)
     host = host_program(fd, [integers(3, 1, 2, 4), integers(4, 5)])

@@ -179,8 +179,8 @@ def _describe_communications(host: HostProgram, reasons: dict[int, Note]) -> lis
         have, want = host.buffers[node.src].sharding, host.buffers[node.out].sharding
         assert have is not None and want is not None
         loop = next((found for found in loops if node in found.body), None)
-        times = "" if loop is None else f", {loop.count} times"
-        received = f"; each rank receives {note.bytes}" if note and note.bytes else ""
+        times, in_all = ("", "") if loop is None else (f", {loop.count} times", " in all")
+        received = f"; each rank receives {note.bytes}{in_all}" if note and note.bytes else ""
         lines += [
             f"{node.number}: {node.collective.value} {_between(node)}{times}",
             f"   from  {node.src} {describe_axes(have)}",
