@@ -54,7 +54,7 @@ def memory_use(program: HostProgram, sizes: Sizes, rank: int) -> MemoryUse:
             use.make(TensorName(name))
     inputs = peak = use.live
     at = 0
-    dense = _read_outside_torch(program)
+    dense = read_outside_torch(program)
     for place, node in enumerate(program.body):
         match node:
             case Allocate(buffer):
@@ -130,13 +130,13 @@ class _Use:
             name = TensorName(out)
             if isinstance(expr, Broadcast | Expand | Permute | Reshape | Squeeze):
                 have = self.program.buffers[expr.src]
-                if name not in dense or _is_view(expr, have, self.program.buffers[name]):
+                if name not in dense or is_view(expr, have, self.program.buffers[name]):
                     self.show(name, expr.src)
                     continue
             self.make(name)
 
 
-def _is_view(
+def is_view(
     expr: Broadcast | Expand | Permute | Reshape | Squeeze, src: HostBuffer, out: HostBuffer
 ) -> bool:
     """Whether torch's view lies in memory as readers of the result count on."""
@@ -147,7 +147,7 @@ def _is_view(
     return isinstance(expr, Reshape) and not src.order
 
 
-def _read_outside_torch(program: HostProgram) -> set[str]:
+def read_outside_torch(program: HostProgram) -> set[str]:
     """What outputs and nodes other than Evaluate read: it must be dense in its memory order."""
     found: set[str] = {output.buffer for output in program.outputs}
     for node in program.body:
