@@ -45,6 +45,7 @@ INTERPRETATIONS: tuple[Interpretation, ...] = (
         exempt=("Communication", "LibraryExpr"),
     ),
     Interpretation("meshfuse.runtime.evaluate_ops:evaluate"),
+    Interpretation("meshfuse.host.expression_work:work_of"),
 )
 """Every singledispatch over expressions. A new op is complete when each of them knows it."""
 

@@ -7,11 +7,17 @@ from meshfuse.api.mesh_plan import MeshPlan, PlannedCommunication
 from meshfuse.api.planning import plan
 from meshfuse.api.sharding import Sharding, shard_tensor
 from meshfuse.api.simulation import SimulatedResults, simulate
+from meshfuse.api.timeline import Timeline
 from meshfuse.api.visualization import ShardingPicture, visualize
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.tensor import DistributedTensor
+from meshfuse.host.device_rates import CPU_RATES, H200_RATES, DeviceRates
 
 __all__ = [
+    "CPU_RATES",
+    "H200_RATES",
+    "DeviceRates",
+    "Timeline",
     "Communicator",
     "DTensorFunction",
     "DeviceMesh",

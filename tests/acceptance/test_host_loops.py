@@ -51,6 +51,19 @@ def test_columns_of_a_matmul() -> None:
     ]
 
 
+def test_a_timeline_has_each_chunk() -> None:
+    """7 columns in chunks of 3, 3 and 1."""
+
+    def build(fd: FusionDefinition) -> None:
+        a, b = dense(fd, 5, 4), dense(fd, 4, 7)
+        c = fd.ops.matmul(a, b)
+        fd.add_output(c)
+        chunks(c, 1, 3)
+
+    products = [item.flops for item in define(build).timeline().items if item.flops]
+    assert products == [2 * 5 * 4 * columns for columns in (3, 3, 1)]
+
+
 def test_rows_and_batches_of_a_matmul_with_a_shorter_last_chunk() -> None:
     def build(fd: FusionDefinition) -> None:
         a, b = dense(fd, 4, 5, 7), dense(fd, 4, 7, 6)

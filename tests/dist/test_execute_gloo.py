@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from threading import Timer
 
@@ -17,7 +18,8 @@ from torch.nn import functional
 from gloo_run import observe_ranks, run_ranks
 from meshfuse import DistributedTensor, FusionDefinition, ParallelType
 from meshfuse.base.errors import CommunicationError
-from meshfuse.multidevice import DeviceMesh
+from meshfuse.host.timeline import Kind, Lane
+from meshfuse.multidevice import DeviceMesh, Timeline
 
 TEAM = (0, 1)
 
@@ -160,3 +162,33 @@ def test_a_rank_that_fails_between_collectives_tells_its_peers_why() -> None:
     assert failed.succeeded, failed.error
     assert "rank 1 gave up: MemoryError: no room for the second" in survivor.value
     assert survivor.seconds < 20
+
+
+def measure_a_sum_beside_a_linear(rank: int, world_size: int) -> Timeline:
+    """The second call: in the first, the ranks form their group."""
+    fd = summed_twice()
+    inputs = [torch.randn(4, 2), torch.randn(4, 2)]
+    fd.timeline(inputs, measured=True)
+    return fd.timeline(inputs, measured=True)
+
+
+def test_a_measured_timeline_has_what_is_predicted() -> None:
+    predicted = summed_twice().timeline()
+    for rank, found in enumerate(run_ranks(measure_a_sum_beside_a_linear, 2)):
+        assert (found.rank, found.is_measured, found.source) == (rank, True, "cpu")
+        for kind in (Kind.gemm, Kind.communication, Kind.kernel):
+            wanted = {item.label for item in predicted.items if item.label.kind is kind}
+            assert {item.label for item in found.items if item.label.kind is kind} == wanted
+        for lane in Lane:
+            items = [item for item in found.items if item.lane is lane]
+            for before, after in pairwise(items):
+                assert before.end <= after.start + 1e-12
+        sums = [item for item in found.items if item.label.kind is Kind.communication]
+        posts = [item for item in found.items if item.label.kind is Kind.post]
+        waits = [item for item in found.items if item.label.kind is Kind.wait]
+        assert len(sums) == len(posts) == len(waits) == 2
+        assert [item.bytes for item in sums] == [64, 64]
+        for begun, sum_, over in zip(posts, sums, waits, strict=True):
+            assert begun.start <= sum_.start and sum_.end <= over.end
+        assert 0.0 <= found.hidden_fraction <= 1.0
+        assert found.seconds >= found.bound_seconds > 0.0

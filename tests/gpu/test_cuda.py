@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from gloo_run import observe_ranks
-from meshfuse import FusionDefinition, TensorView
-from meshfuse.multidevice import shard_tensor
+from meshfuse import DataType, FusionDefinition, TensorView
+from meshfuse.multidevice import DeviceMesh, shard_tensor
 from sharded_cases import CASES, Built, check_outputs, integers
 
 PORT = "29571"
@@ -62,3 +62,48 @@ def test_one_gpu_runs_op_by_op_and_says_so() -> None:
     assert result.is_cuda
     torch.testing.assert_close(result.cpu(), torch.nn.functional.gelu(data).sum(1))
     assert "op_by_op" in fd.explain()
+
+
+def measure_overlap(rank: int, world_size: int) -> tuple[str, float, float, float, float]:
+    """A gather that a large linear hides. Returns what the device did, and how long by the host."""
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    mesh = DeviceMesh(range(world_size))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([8192, 4096], contiguity=True, dtype=DataType.BFloat16)
+        w = fd.define_tensor([4096, 4096], contiguity=True, dtype=DataType.BFloat16)
+        gathered = fd.ops.set(x)
+        fd.add_output(fd.ops.linear(x, w))
+        fd.add_output(fd.ops.neg(gathered))
+        for tensor in (x, w, gathered):
+            tensor.set_device_mesh(mesh)
+        x.outer_split(0, world_size)
+        x.axis(0).parallelize(mesh.axis(0))
+    inputs = [torch.randn(8192 // world_size, 4096), torch.randn(4096, 4096)]
+    inputs = [tensor.to(device, torch.bfloat16) for tensor in inputs]
+    for _ in range(3):
+        found = fd.timeline(inputs, measured=True)
+    print(found)
+    return (
+        found.source,
+        found.seconds,
+        found.gemm_seconds,
+        found.communication_seconds,
+        found.hidden_fraction or 0.0,
+    )
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_timeline_is_measured_by_the_streams() -> None:
+    """137 GFLOP take more than 50 us on any GPU of today, and 33 MB over a link more than 30."""
+    outcomes = observe_ranks(
+        measure_overlap, 2, deadline=110, initialise=False, environ=environment
+    )
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.succeeded, f"{outcome.error}\n{outcome.output}"
+        source, seconds, gemm, communication, hidden = outcome.value
+        assert source == f"cuda:{rank}"
+        assert seconds >= gemm > 5e-5, outcome.output
+        assert communication > 3e-5, outcome.output
+        assert 0.0 < hidden <= 1.0, outcome.output

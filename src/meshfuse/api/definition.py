@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, overload
@@ -15,7 +15,9 @@ from meshfuse.api.executor_cache import FusionExecutorCache
 from meshfuse.api.frozen_program import GlobalSizes, given_sizes
 from meshfuse.api.fusion_view import FusionView
 from meshfuse.api.kernel_executor import KernelExecutor
+from meshfuse.api.measured_timeline import check_measured, measure_timeline
 from meshfuse.api.ops import Operations
+from meshfuse.api.predicted_timeline import predict_timeline
 from meshfuse.api.profiling import FusionProfile
 from meshfuse.api.recording import Call, Recording
 from meshfuse.api.repro import fake_inputs, repro_script
@@ -23,6 +25,7 @@ from meshfuse.api.scheduling import Scheduling
 from meshfuse.api.segments import DefinitionSegment, run_segments, segments_of
 from meshfuse.api.tensor_arguments import read_tensor_arguments
 from meshfuse.api.tensor_view import TensorView, Val, scalar, tensor_view
+from meshfuse.api.timeline import Timeline
 from meshfuse.api.validation import (
     draws_undone,
     validate_against,
@@ -31,6 +34,7 @@ from meshfuse.api.validation import (
 from meshfuse.base.dtypes import DataType, Scalar, dtype_of_value
 from meshfuse.base.errors import Unsupported, UserAssertionError, UserError, UserTypeError
 from meshfuse.dist.communicator import Communicator
+from meshfuse.host.device_rates import DeviceRates
 from meshfuse.ir import build
 from meshfuse.ir.axes import ScalarName
 from meshfuse.ir.program import Program
@@ -439,6 +443,44 @@ class FusionDefinition:
     def explain(self) -> str:
         """What the compiler did with the most recent call, and why, as text."""
         return self.fec.explain()
+
+    def timeline(
+        self,
+        inputs: Sequence[object] | None = None,
+        *,
+        measured: bool = False,
+        rank: int | None = None,
+        rates: DeviceRates | None = None,
+        link_classes: Mapping[str, str] | None = None,
+        bandwidths: Mapping[str, float] | None = None,
+        global_sizes: GlobalSizes | None = None,
+    ) -> Timeline:
+        """What a rank does when: one lane for compute, one for communications.
+
+        Predicted, without devices, for any mesh: `inputs`, `link_classes` and `bandwidths` as
+        `multidevice.plan` takes them, `rank` is 0 by default, `rates` are those of the devices,
+        CPU_RATES by default; the program stays open, and a schedule of its user's is passed over.
+        `measured`: by a call of `execute` with these inputs and `global_sizes`, on this rank; the
+        outputs are dropped, and it compiles first what no call before it has.
+
+        Raises UserError for arguments that the other kind takes, and what `plan` or `execute` do.
+        """
+        if measured:
+            check_measured(inputs, rank, rates, link_classes, bandwidths)
+            if self.ke is not None or self.segments:
+                raise UserAssertionError(
+                    "timeline(measured=True): measures what execute runs as one program, but this "
+                    "definition runs by manual_execute, or segment by segment"
+                )
+            self.freeze("timeline")
+            return measure_timeline(self.fec, inputs or (), global_sizes)
+        valid, message = self.validate_definition()
+        if not valid:
+            raise EmptyDefinitionError(f"timeline: {message}")
+        program = self._recording.program
+        return predict_timeline(
+            program, inputs, rank, rates, link_classes, bandwidths, global_sizes
+        )
 
     def __repr__(self) -> str:
         """Python that defines this program: `exec` it and call `nvfuser_fusion(fd)`."""

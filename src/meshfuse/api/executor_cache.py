@@ -35,7 +35,7 @@ from meshfuse.api.hot_calls import (
     remember_call,
 )
 from meshfuse.api.prepared import Prepared, prepare
-from meshfuse.api.profiling import FusionProfile, begin_profile
+from meshfuse.api.profiling import CallProfiler, FusionProfile, begin_profile
 from meshfuse.api.results import public_sharding, wrap_result
 from meshfuse.api.sharding import Sharding
 from meshfuse.api.user_schedule import UserSchedules
@@ -134,15 +134,16 @@ class FusionExecutorCache:
         profile: bool = False,
         capture: bool = False,
         global_sizes: GlobalSizes | None = None,
+        profiler: CallProfiler | None = None,
     ) -> list[torch.Tensor]:
         """Run on this rank's inputs: `FusionDefinition.execute`, of a program that is fixed.
 
         `is_auto` passes over the user's schedule; `profile` and `capture` keep what `profile()` and
-        `get_debug_output()` say about the call.
+        `get_debug_output()` say about the call. `profiler` measures it, if it is given.
         """
         values = list_inputs(inputs)
         communicator = Communicator.instance()
-        profiler = begin_profile(profile)
+        profiler = profiler or begin_profile(profile)
         frozen = self.frozen_program()
         with communicator.begin_call(frozen.key if frozen.meshes else None) as call:
             facts = None
@@ -350,7 +351,11 @@ class FusionExecutorCache:
 
     def host_program(self) -> HostProgram:
         """What every rank did in the most recent call."""
-        return self._recent().compiled.compilation.host
+        return self.recent_compilation().host
+
+    def recent_compilation(self) -> Compilation:
+        """What the most recent call ran, and how it was made."""
+        return self._recent().compiled.compilation
 
     def get_most_recent_scheduled_ir(self, tensor_transforms: bool = False) -> str:
         """As `get_scheduled_ir`, of the most recent call."""

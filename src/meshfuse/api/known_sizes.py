@@ -1,12 +1,75 @@
-"""Numbers that users give for the symbols of extents."""
+"""Numbers for the symbols of extents: those that users give, nominal ones, those of a rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
+
+import torch
 
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.expr import IntExpr, Symbol, const_value, evaluate, free_symbols
+from meshfuse.facts.holdings import coordinate_symbol
+from meshfuse.facts.nominal import nominal_size
+from meshfuse.host.nodes import HostProgram
+from meshfuse.ir.axes import TensorName
+from meshfuse.ir.mesh import DeviceMesh
+from meshfuse.ir.program import Program
+
+
+def bind_input_sizes(
+    call: str, program: Program, inputs: Sequence[object] | None
+) -> dict[str, int]:
+    """The symbols that the inputs give: for each a shape, a tensor, a scalar's value or None.
+
+    UserError for what does not fit them.
+    """
+    names = program.fusion.inputs
+    if inputs is None:
+        return {}
+    if not isinstance(inputs, list | tuple):
+        raise UserTypeError(
+            f"{call}(inputs={type(inputs).__name__}): takes one entry for each input"
+        )
+    if len(inputs) != len(names):
+        raise UserError(f"{call}(inputs): expected {len(names)} entries, but got {len(inputs)}")
+    shapes: list[tuple[Sequence[IntExpr], object]] = []
+    known: dict[str, int] = {}
+    for name, given in zip(names, cast(Sequence[object], inputs), strict=True):
+        if given is None:
+            continue
+        if name in program.fusion.scalars:
+            if isinstance(given, int):
+                known[name] = int(given)
+            continue
+        extents = tuple(axis.extent for axis in program.tensor(TensorName(name)).tensor_axes)
+        shapes.append((extents, list(given.shape) if isinstance(given, torch.Tensor) else given))
+    return {**known, **bind_sizes(f"{call}(inputs)", shapes)}
+
+
+def nominal_sizes(
+    host: HostProgram, known: Mapping[str, int], others: Iterable[IntExpr] = ()
+) -> dict[str, int]:
+    """Values for the symbols of the host program that are not known and say nothing of a rank.
+
+    `others` are extents that are not in its buffers.
+    """
+    extents = {
+        extent for buffer in host.buffers.values() for extent in (*buffer.shape, *buffer.extents)
+    }
+    extents.update(others)
+    given = {*known, *(coordinate.symbol for coordinate in host.coordinates)}
+    found = {symbol.name: symbol for extent in extents for symbol in free_symbols(extent)}
+    return {name: nominal_size(found[name]) for name in sorted(found.keys() - given)}
+
+
+def coordinates_of(meshes: Iterable[DeviceMesh], rank: int) -> dict[str, int]:
+    """The coordinates of a rank by symbol; 0 on meshes that it is not in."""
+    return {
+        coordinate_symbol(mesh, axis).name: mesh.coordinate(rank, axis) or 0
+        for mesh in meshes
+        for axis in mesh.parallel_types()
+    }
 
 
 def bind_sizes(call: str, shapes: Iterable[tuple[Sequence[IntExpr], object]]) -> dict[str, int]:

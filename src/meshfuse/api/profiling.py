@@ -11,9 +11,10 @@ from typing import ClassVar, final
 
 import torch
 
+from meshfuse.api.stream_clock import StreamClock
 from meshfuse.base.errors import UserAssertionError
 from meshfuse.base.frozen import frozen_dataclass
-from meshfuse.base.trace import Activity, Span, Trace
+from meshfuse.base.trace import Activity, Meeting, Span, Trace
 from meshfuse.host.executors import WHOLE_PROGRAM
 from meshfuse.runtime.arguments import Argument
 from meshfuse.runtime.executors import bytes_of
@@ -94,27 +95,38 @@ class FusionProfile:
 
 @final
 class CallProfiler:
-    """Measures one call: made before it, finished after it."""
+    """Measures one call: made before it, finished after it.
 
-    __slots__ = ("_start", "trace")
+    By the host's clock, or else by that of a device's streams.
+    """
 
-    def __init__(self) -> None:
-        self.trace = Trace()
+    __slots__ = ("_clock", "_start", "trace")
+
+    def __init__(self, clock: StreamClock | None = None) -> None:
+        self.trace = Trace() if clock is None else Trace(clock=clock)
+        self._clock = clock
         self._start = time.perf_counter_ns()
+
+    def spans(self) -> list[Span]:
+        """Those of the call, in nanoseconds."""
+        clock = self._clock
+        spans = self.trace.spans
+        return spans if clock is None else [_in_nanoseconds(span, clock) for span in spans]
 
     def finish(
         self, fusion_id: int, inputs: Sequence[Argument], outputs: Sequence[torch.Tensor]
     ) -> FusionProfile:
         """The profile of the call, which also becomes that of the profilers that are on."""
         milliseconds = (time.perf_counter_ns() - self._start) / 1e6
-        kernels = _kernel_profiles(self.trace.spans)
+        spans = self.spans()
+        kernels = _kernel_profiles(spans)
         read, written = _bytes_of_tensors(inputs), _bytes_of_tensors(outputs)
         kernel_time = sum(kernel.time_ms for kernel in kernels)
         profile = FusionProfile(
             fusion_id=fusion_id,
             segments=len(kernels),
             host_time_ms=milliseconds,
-            compile_time_ms=_compile_time(self.trace.spans),
+            compile_time_ms=_compile_time(spans),
             kernel_time_ms=kernel_time,
             effective_bandwidth_gbs=_gigabytes_per_second(read + written, kernel_time),
             input_bytes=read,
@@ -229,6 +241,14 @@ def merge_profiles(profiles: Sequence[FusionProfile]) -> FusionProfile:
         output_bytes=written,
         kernel_profiles=kernels,
     )
+
+
+def _in_nanoseconds(span: Span, clock: StreamClock) -> Span:
+    when, meeting = clock.nanoseconds, span.meeting
+    if meeting is not None:
+        arrived = None if meeting.arrived is None else when(meeting.arrived)
+        meeting = Meeting(meeting.number, when(meeting.posted), when(meeting.awaited), arrived)
+    return replace(span, start=when(span.start), end=when(span.end), meeting=meeting)
 
 
 def _kernel_profiles(spans: Sequence[Span]) -> list[KernelProfile]:

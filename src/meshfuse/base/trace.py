@@ -68,14 +68,29 @@ class Extent:
 
 @final
 @frozen_dataclass
+class Meeting:
+    """Of a communication's span: when its post was over, and when its wait began.
+
+    `arrived`: when the transport was done, None if that is not known or came after the wait began.
+    """
+
+    number: int
+    posted: int
+    awaited: int
+    arrived: int | None
+
+
+@final
+@frozen_dataclass
 class Span:
-    """Work done from `start` to `end`, in nanoseconds of time.perf_counter_ns."""
+    """Work done from `start` to `end`, as the trace's clock says: by default in nanoseconds."""
 
     activity: Activity
     work: Work
     start: int
     end: int
     extent: Extent
+    meeting: Meeting | None = None
 
     @property
     def milliseconds(self) -> float:
@@ -85,9 +100,25 @@ class Span:
 Mark = Callable[[str], AbstractContextManager[object]]
 """Opens a range of this name in another profiler."""
 
+Clock = Callable[[], int]
+"""What time it is: nanoseconds, or a number that whoever made the clock can turn into them."""
+
 
 def _mark_nothing(name: str) -> AbstractContextManager[object]:
     return nullcontext()
+
+
+@final
+@dataclass(slots=True)
+class _UnderWay:
+    """A communication that has been posted."""
+
+    work: Work
+    extent: Extent
+    start: int
+    posted: int | None = None
+    arrived: int | None = None
+    awaited: int | None = None
 
 
 @final
@@ -98,31 +129,50 @@ class Trace:
     Spans may end on any thread.
     """
 
-    __slots__ = ("_open", "mark", "spans")
+    __slots__ = ("_clock", "_under_way", "mark", "spans")
 
-    def __init__(self, mark: Mark = _mark_nothing) -> None:
+    def __init__(self, mark: Mark = _mark_nothing, clock: Clock = time.perf_counter_ns) -> None:
         self.mark = mark
         self.spans: list[Span] = []
-        self._open: dict[int, tuple[Work, Extent, int]] = {}
+        self._clock = clock
+        self._under_way: dict[int, _UnderWay] = {}
 
     @contextmanager
     def span(self, activity: Activity, work: Work) -> Generator[Extent, None, None]:
         """Measure the body, also one that raises."""
         extent = Extent()
-        start = time.perf_counter_ns()
+        start = self._clock()
         try:
             with self.mark(work.name):
                 yield extent
         finally:
-            end = time.perf_counter_ns()
+            end = self._clock()
             self.spans.append(Span(activity, work, start, end, extent))
 
     def open(self, number: int, work: Work, extent: Extent) -> None:
         """Begin a run that ends elsewhere, by its number: a communication ends at its wait."""
-        self._open[number] = (work, extent, time.perf_counter_ns())
+        self._under_way[number] = _UnderWay(work, extent, self._clock())
+
+    def posted(self, number: int) -> None:
+        """The post is over: what goes on now, goes on beside other work."""
+        self._under_way[number].posted = self._clock()
+
+    def arrived(self, number: int) -> None:
+        """The transport is done. Comes from any thread, and may come too late to count."""
+        found = self._under_way.get(number)
+        if found is not None and found.awaited is None:
+            found.arrived = self._clock()
+
+    def awaits(self, number: int) -> None:
+        """The wait begins."""
+        self._under_way[number].awaited = self._clock()
 
     def close(self, number: int) -> None:
         """End the run of this number."""
-        end = time.perf_counter_ns()
-        work, extent, start = self._open.pop(number)
-        self.spans.append(Span(Activity.run, work, start, end, extent))
+        end = self._clock()
+        found = self._under_way.pop(number)
+        posted = found.start if found.posted is None else found.posted
+        awaited = end if found.awaited is None else found.awaited
+        meeting = Meeting(number, posted, awaited, found.arrived)
+        span = Span(Activity.run, found.work, found.start, end, found.extent, meeting)
+        self.spans.append(span)

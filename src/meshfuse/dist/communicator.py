@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any, ClassVar, final
@@ -65,6 +65,18 @@ class Pending:
             self.group.wait(
                 self.posting, Deadline.after(self.seconds if seconds is None else seconds)
             )
+
+    def when_arrived(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once the transport is done with what was posted: on any thread, or now.
+
+        On CUDA it is called now, on a stream that has the transport's end behind it. The wait may
+        have more to do: what has arrived is put in its place there.
+        """
+        work = self.posting.work
+        if work is None:
+            tell()
+        else:
+            work.get_future().add_done_callback(lambda done: tell())
 
 
 @final

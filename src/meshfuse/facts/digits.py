@@ -34,14 +34,20 @@ class Sharding:
     """Mesh, and per tensor axis its digits, the product of whose extents covers the axis.
 
     A leading mesh digit is a block sharding, a trailing one cyclic, a middle one strided. `partial`
-    names the mesh axes along which ranks hold terms of a reduction, with the reduction's name.
-    Canonical: neighbouring local digits are merged, mesh axes of size 1 dropped, so equal
-    placements are equal values.
+    names the mesh axes along which ranks hold terms of a reduction, with the reduction's name, in
+    the order of the mesh. Canonical: neighbouring local digits are merged, mesh axes of size 1
+    dropped, so equal placements are equal values.
     """
 
     mesh: DeviceMesh | None
     axes: tuple[Digits, ...]
     partial: Mapping[ParallelType, str] = field(default_factory=dict[ParallelType, str], hash=False)
+
+    def __post_init__(self) -> None:
+        """Equal values must be read alike: plans are kept by value, and ranks agree on them."""
+        if len(self.partial) > 1:
+            order = sorted(self.partial, key=lambda owner: -owner.mesh_position)
+            object.__setattr__(self, "partial", {owner: self.partial[owner] for owner in order})
 
 
 def is_whole(digits: Sequence[Digit]) -> bool:

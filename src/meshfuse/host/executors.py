@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from threading import Lock
 from typing import final
 
@@ -149,11 +150,12 @@ def _run_started(
     random = None
     if executable.drawing is not None:  # before anything is posted
         random = _draw(executable.drawing, communicator)
-    program = run_plan(executable, plan, slots, _with_marks(trace), random)
+    trace = _with_marks(trace)
+    program = run_plan(executable, plan, slots, trace, random)
     if not executable.evaluates:  # inputs have no grad, and only torch's operations would care
-        return _drive(program, communicator, plan.communications)
+        return _drive(program, communicator, plan.communications, trace)
     with torch.no_grad():
-        return _drive(program, communicator, plan.communications)
+        return _drive(program, communicator, plan.communications, trace)
 
 
 def _draw(drawing: Drawing, communicator: Communicator) -> RandomState:
@@ -170,9 +172,12 @@ def _with_marks(trace: Trace | None) -> Trace | None:
 
 
 def _drive(
-    program: RankProgram, communicator: Communicator, communications: int
+    program: RankProgram,
+    communicator: Communicator,
+    communications: int,
+    trace: Trace | None = None,
 ) -> list[torch.Tensor]:
-    """Post and wait as the program asks.
+    """Post and wait as the program asks; `trace` is told when transfers are done.
 
     `communications` is how many waits there will be: a failure before the last of them is told to
     the peers, which would wait for this rank.
@@ -188,6 +193,9 @@ def _drive(
             match event:
                 case Post(request):
                     pending[request.number] = communicator.post(request)
+                    if trace is not None:
+                        tell = partial(trace.arrived, request.number)
+                        pending[request.number].when_arrived(tell)
                 case AwaitWork(number):
                     pending.pop(number).wait()
                     to_come -= 1

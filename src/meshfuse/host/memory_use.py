@@ -58,7 +58,7 @@ def memory_use(program: HostProgram, sizes: Sizes, rank: int) -> MemoryUse:
             use.make(TensorName(name))
     inputs = peak = use.live
     at = 0
-    dense = _read_outside_torch(program)
+    dense = read_outside_torch(program)
     steps = (
         (place, node, there)
         for place, top in enumerate(program.body)
@@ -139,13 +139,13 @@ class _Use:
             name = TensorName(out)
             if isinstance(expr, Broadcast | Expand | Permute | Reshape | Squeeze):
                 have = self.program.buffers[expr.src]
-                if name not in dense or _is_view(expr, have, self.program.buffers[name]):
+                if name not in dense or is_view(expr, have, self.program.buffers[name]):
                     self.show(name, expr.src)
                     continue
             self.make(name)
 
 
-def _is_view(
+def is_view(
     expr: Broadcast | Expand | Permute | Reshape | Squeeze, src: HostBuffer, out: HostBuffer
 ) -> bool:
     """Whether torch's view lies in memory as readers of the result count on."""
@@ -156,7 +156,7 @@ def _is_view(
     return isinstance(expr, Reshape) and not src.order
 
 
-def _read_outside_torch(program: HostProgram) -> set[str]:
+def read_outside_torch(program: HostProgram) -> set[str]:
     """What outputs and nodes other than Evaluate read: it must be dense in its memory order."""
     found: set[str] = {output.buffer for output in program.outputs}
     for node in all_nodes(program.body):

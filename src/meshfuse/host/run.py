@@ -80,7 +80,9 @@ def _run_traced(
             trace.open(request.number, traced.work, extent)
             with trace.mark(traced.work.name):
                 yield event
+            trace.posted(request.number)
         case AwaitWork(number):
+            trace.awaits(number)
             yield event
             trace.close(number)
 

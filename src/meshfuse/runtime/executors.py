@@ -176,10 +176,10 @@ class ExprEvalExecutor(Executor):
     def compile(self, exprs: Sequence[Expr], trace: Trace | None = None) -> None:
         """Remember the expressions."""
         if trace is not None:
-            with trace.span(Activity.compile, Work(_title(exprs), "expr_eval", self.ids.group)):
+            with trace.span(Activity.compile, Work(title_of(exprs), "expr_eval", self.ids.group)):
                 return self.compile(exprs)
         self._exprs = tuple(exprs)
-        self.work = Work(_title(exprs), "expr_eval", self.ids.group)
+        self.work = Work(title_of(exprs), "expr_eval", self.ids.group)
 
     def is_compiled(self) -> bool:
         return self._exprs is not None
@@ -220,7 +220,7 @@ def _run(exprs: Sequence[Expr], env: Environment, given: Collection[TensorName])
             run_expressions((expr,), env)
 
 
-def _title(exprs: Sequence[Expr]) -> str:
+def title_of(exprs: Sequence[Expr]) -> str:
     """`linear T3`, `add T2 and 4 more`."""
     if not exprs:
         return "nothing"

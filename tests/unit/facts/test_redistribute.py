@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -96,6 +97,14 @@ def test_a_reduction_spreads_over_mesh_axes_that_hold_the_same() -> None:
     )
     of_two = sharding(MESH, SIZES, (), (), partial={Y: "sum"})
     assert text(of_two, sharding(MESH, SIZES, (), ())) == "all_reduce mesh_y sum [216]"
+
+
+def test_equal_terms_are_reduced_in_one_order_however_they_are_written() -> None:
+    """Plans are kept by value: the first of two equal shardings must not decide for the other."""
+    whole = sharding(MESH, SIZES, (), ())
+    one, other = (replace(whole, partial=dict.fromkeys(axes, "sum")) for axes in ((X, Y), (Y, X)))
+    assert one == other
+    assert list(one.partial) == list(other.partial) == [Y, X]
 
 
 def test_terms_on_both_sides_ride_along() -> None:
