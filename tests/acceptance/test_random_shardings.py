@@ -24,6 +24,24 @@ SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too
 
 KEPT = [
     Recipe(
+        inputs=(Input(()), Input((3,)), Input((3, 3), order=(0, 1), expanded=0)),
+        ops=(
+            Op("cat", (2, 2), (0,)),
+            Op("broadcast_in_dim", (0,), ((1,), ())),
+            Op("add", (2, 2)),
+            Op("add", (2, 2)),
+            Op("broadcast_in_dim", (0,), ((1,), ())),
+            Op("permute", (3,), (0, 1)),
+        ),
+        outputs=(8,),
+        placements=(
+            (0, Placement(0, (2, 2))),
+            (1, Placement(0, (2, 2), (Cut(0, 0), Cut(1, 0)))),
+            (2, Placement(0, (2, 2), (Cut(0, 0), Cut(1, 0)))),
+            (8, Placement(0, (2, 2), (Cut(0, 0, "strided"), Cut(1, 1, "cyclic")))),
+        ),
+    ),
+    Recipe(
         inputs=(Input((1,)),),
         ops=(Op("add", (0, 0)),),
         outputs=(1,),

@@ -143,7 +143,9 @@ def _wanted_by_views(program: Program, frozen: Container[TensorName]) -> dict[Te
         free = expr.src not in frozen and expr.src not in others
         if free and (expr.out in frozen or expr.out in wanted):
             program = _spread_backward(program, expr, frozen)
-            offers = tuple(axis_digits(program, expr.src).items())
+            digits = axis_digits(program, expr.src)
+            # What is derived of these axes has other names when the operands have been spread.
+            offers = tuple((a.name, digits[a.name]) for a in program.tensor(expr.src).logical)
             wanted[expr.src] = (program.schedule(expr.src).mesh, offers)
     return wanted
 
