@@ -90,9 +90,27 @@ class Cat(LibraryExpr):
         return self.args
 
 
+class IndexedExpr(LibraryExpr):
+    """Abstract: picks elements of `src` by the indices in `index`, on an axis of `size`."""
+
+    __slots__ = ()
+    out: Out[TensorName]
+    src: TensorName
+    index: TensorName
+    size: IntExpr
+
+    @property
+    def outs(self) -> tuple[TensorName, ...]:
+        return (self.out,)
+
+    @property
+    def ins(self) -> tuple[Operand, ...]:
+        return (self.src, self.index, self.size)
+
+
 @final
 @frozen_dataclass
-class IndexSelect(LibraryExpr):
+class IndexSelect(IndexedExpr):
     """numpy.take: `src` [*a, size, *b] at `index` [*c] on its axis: out [*a, *c, *b, reduced size].
 
     The last axis of `out`, kind reduction, is the indexed one: a sum ("max" of bool) of which
@@ -106,18 +124,10 @@ class IndexSelect(LibraryExpr):
     size: IntExpr
     function: str = "sum"
 
-    @property
-    def outs(self) -> tuple[TensorName, ...]:
-        return (self.out,)
-
-    @property
-    def ins(self) -> tuple[Operand, ...]:
-        return (self.src, self.index, self.size)
-
 
 @final
 @frozen_dataclass
-class TakeAlongAxis(LibraryExpr):
+class TakeAlongAxis(IndexedExpr):
     """numpy.take_along_axis: out [..., reduced size]; axes but `axis` meet, broadcast ones stretch.
 
     As for IndexSelect, but an index in [-size, 0) counts from the end.
@@ -129,14 +139,6 @@ class TakeAlongAxis(LibraryExpr):
     axis: int
     size: IntExpr
     function: str = "sum"
-
-    @property
-    def outs(self) -> tuple[TensorName, ...]:
-        return (self.out,)
-
-    @property
-    def ins(self) -> tuple[Operand, ...]:
-        return (self.src, self.index, self.size)
 
 
 @final
