@@ -35,7 +35,9 @@ from meshfuse.ir.comm import (
     AllGather,
     AllReduce,
     Communication,
+    Deliver,
     Exchange,
+    Fetch,
     LocalSlice,
     ReduceScatter,
 )
@@ -197,6 +199,12 @@ def _lower_communication(work: _Lowering, expr: Expr) -> Iterator[Node]:
     nodes = list(lower_communication(work.program, work.facts, expr, number, work.options))
     if out not in work.slices:
         yield from nodes
+    elif isinstance(expr, Fetch | Deliver):
+        made = TensorName(f"{out}{MADE}")
+        assert isinstance(nodes[-1], Communicate)
+        yield replace(nodes[-1], out=made)
+        yield from work.show([out])
+        yield Evaluate(into=out, body=(Set(out, made),))
     elif is_contiguous(work.program, out) or _is_packed(nodes[-1]):
         yield from work.show([out])
         yield nodes[-1]
@@ -229,7 +237,8 @@ def lower_communication(
         yield _allocate(program, expr.out)
         yield Pick(expr.out, expr.src, expr.axis, mesh, expr.mesh_axis)
         return
-    yield _allocate(program, expr.out)
+    if not isinstance(expr, Fetch | Deliver):
+        yield _allocate(program, expr.out)
     node = _post(program, facts, expr, number, mesh)
     yield replace(node, in_team_order=_adds_in_team_order(program, node, options))
 
@@ -247,7 +256,7 @@ def _adds_in_team_order(program: Program, node: Communicate, options: Options) -
 def _post(
     program: Program, facts: Facts, expr: Communication, number: int, mesh: DeviceMesh
 ) -> Communicate:
-    mesh_axis, function, to_mesh = None, None, None
+    mesh_axis, function, to_mesh, owner = None, None, None, None
     match expr:
         case AllGather(mesh_axis=mesh_axis):
             collective = Collective.all_gather
@@ -255,6 +264,10 @@ def _post(
             collective = Collective.reduce_scatter
         case AllReduce(mesh_axis=mesh_axis, function=function):
             collective = Collective.all_reduce
+        case Fetch(mesh_axis=mesh_axis, owner=owner):
+            collective = Collective.fetch
+        case Deliver(mesh_axis=mesh_axis, owner=owner):
+            collective = Collective.deliver
         case Exchange():
             collective, to_mesh = Collective.exchange, program.schedule(expr.out).mesh
         case _:
@@ -270,7 +283,8 @@ def _post(
         _cause(facts, expr),
         function,
         None if to_mesh == mesh else to_mesh,
-        packed=not _is_straight(program, expr),
+        packed=owner is None and not _is_straight(program, expr),
+        owner=owner,
     )
 
 
@@ -301,7 +315,7 @@ def _order(program: Program, tensor: TensorName) -> tuple[int, ...]:
 
 def _cause(facts: Facts, expr: Communication) -> str:
     """The op that needs a gather or left partial results, copies for layout passed over."""
-    if isinstance(expr, AllGather):
+    if isinstance(expr, AllGather | Fetch):
         reader, name = _first_reader(facts, expr.out), expr.out
         while isinstance(reader, Set):
             reader, name = _first_reader(facts, reader.out), reader.out

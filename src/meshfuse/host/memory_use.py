@@ -73,6 +73,11 @@ def memory_use(program: HostProgram, sizes: Sizes, rank: int) -> MemoryUse:
             case Evaluate(into, body):
                 for expr in body if into is None else ():
                     use.evaluate(expr, dense)
+            case Communicate(out, _, src) if node.makes_result:
+                if _is_own(node, rank, use.sizes):
+                    use.show(out, src)
+                else:
+                    use.make(out)
             case Communicate() if node.packed:
                 use.borrow(node.number, (node.src, node.out))
             case Wait(number):
@@ -86,6 +91,14 @@ def memory_use(program: HostProgram, sizes: Sizes, rank: int) -> MemoryUse:
     held = {use.memory[output.buffer] for output in program.outputs if output.alias is None}
     outputs = sum(use.bytes_of(name) for name in held if name not in program.inputs)
     return MemoryUse(peak, at, inputs, outputs)
+
+
+def _is_own(node: Communicate, rank: int, sizes: Sizes) -> bool:
+    """Whether what a rank fetches or gets is its own."""
+    if node.mesh_axis is None:
+        return False
+    place = node.mesh.coordinate(rank, node.mesh_axis)
+    return place is not None and node.owner_at(place, sizes) == place
 
 
 @final

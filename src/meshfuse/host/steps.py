@@ -13,7 +13,7 @@ import torch
 
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
-from meshfuse.base.trace import Trace
+from meshfuse.base.trace import Trace, Work
 from meshfuse.codegen.source import KernelSource
 from meshfuse.dist.bound_collectives import BoundCollective, BoundPart, PlacedTensor
 from meshfuse.dist.executors import CommunicationExecutor
@@ -35,6 +35,7 @@ from meshfuse.host.nodes import (
     all_nodes,
 )
 from meshfuse.host.plan import Action, AwaitWork, Names, Post, Sizes, Slots, Step, Traced
+from meshfuse.host.transfer_step import TransferStep, bind_transfer
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.runtime.allocate import as_dense, dense_strides
@@ -403,6 +404,8 @@ class PostStep(Step):
 
 @bind_step.register
 def _(node: Communicate, binding: Binding) -> Step:
+    if node.makes_result:
+        return _bind_transfer(node, binding)
     executor = CommunicationExecutor(binding.ids)
     buffers = binding.program.buffers
     collective = bind_collective(node, buffers[node.src], buffers[node.out], binding.rank)
@@ -411,6 +414,14 @@ def _(node: Communicate, binding: Binding) -> Step:
     traced = Traced(executor.work, (src,), (out,), posts=True)
     extents, stride = collective.all_extents, binding.communications
     return PostStep(collective, src, out, binding.device, traced, extents, stride)
+
+
+def _bind_transfer(node: Communicate, binding: Binding) -> Step:
+    transfer = bind_transfer(node, binding.program.buffers[node.out], binding.rank)
+    src, out = binding.slots([node.src, node.out])
+    work = Work(f"{transfer.collective} {node.out}", "communication", binding.ids.group)
+    traced = Traced(work, (src,), (out,), posts=True)
+    return TransferStep(transfer, src, out, traced, transfer.all_extents, binding.communications)
 
 
 def bind_collective(

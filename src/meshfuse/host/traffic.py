@@ -12,6 +12,7 @@ from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.shard import number_digits
 from meshfuse.expr import evaluate
 from meshfuse.facts.digits import Sharding
+from meshfuse.facts.holdings import value_at
 from meshfuse.facts.received import exchanged, largest_part
 from meshfuse.host.nodes import Collective, Communicate, HostBuffer, HostProgram
 from meshfuse.host.unroll import iterations
@@ -64,7 +65,22 @@ def _traffic(
             elements = (team - 1) * part
         case Collective.all_reduce:
             elements = 2 * (part - part // team)
+        case Collective.fetch | Collective.deliver:
+            elements = _brought_by_peers(node, out, sizes)
     return Traffic(node, axes, team, elements * ITEM_BYTES[src.dtype])
+
+
+def _brought_by_peers(node: Communicate, out: HostBuffer, sizes: Mapping[str, int]) -> int:
+    """What the rank receives that gets most; nobody gets anything from itself."""
+    mesh, mesh_axis = node.mesh, node.mesh_axis
+    if mesh_axis is None:
+        raise InvariantError(f"{node.out} comes from peers along no mesh axis")
+    return max(
+        math.prod(value_at(extent, mesh, mesh_axis, place, sizes) for extent in out.shape)
+        if node.owner_at(place, sizes) != place
+        else 0
+        for place in range(mesh.axis_size(mesh_axis))
+    )
 
 
 def _mesh_axes(node: Communicate, before: Sharding, after: Sharding) -> tuple[ParallelType, ...]:

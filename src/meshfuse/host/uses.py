@@ -39,7 +39,9 @@ def names_defined(node: Node) -> tuple[TensorName | ScalarName, ...]:
         case Evaluate(into, body):
             names = tuple(name for expr in body for name in expr.outs)
             return names if into is None else names[: -len(body[-1].outs)]
-        case Launch() | Communicate() | Wait() | Free() | Pick() | Clear() | ForLoop():
+        case Communicate(out):
+            return (out,) if node.makes_result else ()
+        case Launch() | Wait() | Free() | Pick() | Clear() | ForLoop():
             return ()
 
 
@@ -90,6 +92,8 @@ def views_made(node: Node) -> tuple[tuple[TensorName, TensorName], ...]:
     match node:
         case View(out, src) | Chunk(out, src):
             return ((out, src),)
+        case Communicate(out, _, src):
+            return ((out, src),) if node.makes_result else ()
         case Evaluate(into, body):
             return tuple(
                 (expr.out, expr.src)
@@ -115,7 +119,9 @@ def names_needed(node: Node) -> tuple[TensorName | ScalarName, ...]:
             return _needed_by(body)
         case Launch(_, buffers, scalars):
             return tuple(dict.fromkeys((*buffers, *scalars)))
-        case Communicate(out, _, src) | Pick(out, src):
+        case Communicate(out, _, src):
+            return (src,) if node.makes_result else (src, out)
+        case Pick(out, src):
             return (src, out)
         case Evaluate(into, body):
             return tuple(dict.fromkeys((*_names_read(body), *(() if into is None else (into,)))))

@@ -6,7 +6,7 @@ T2 = relu(T1), T1 and T2 [a0{7}, a1{4}], a0 in 3 chunks   ->   T2_j0 = relu(T1_j
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -14,16 +14,17 @@ from meshfuse.base.errors import InvariantError
 from meshfuse.expr import IntExpr, Symbol, const, known_equal
 from meshfuse.facts.facts import output_names, tensor_outputs
 from meshfuse.facts.layout import Layout, allocation_of, contiguous_in, layout_of
+from meshfuse.facts.peers import delivered_stream, is_fetched, span_read
 from meshfuse.facts.sharding import Sharding, local_extents, sharding_of
+from meshfuse.facts.shared_loops import cut_operand, loops_of
 from meshfuse.facts.streams import (
     Cut,
     Stream,
-    carried_to,
     cut_axis,
     stream_leaves,
-    streams_of,
 )
 from meshfuse.ir.axes import AxisName, IterDomain, TensorName
+from meshfuse.ir.comm import AllGather, Communication, Deliver, Fetch, ReduceScatter
 from meshfuse.ir.fusion import TensorDef
 from meshfuse.ir.infer import is_tensor
 from meshfuse.ir.mesh import ParallelType
@@ -60,12 +61,26 @@ class Chunked:
         default_factory=dict[tuple[TensorName, AxisName], TensorName]
     )
 
+    @property
+    def kept(self) -> tuple[TensorName, ...]:
+        """The chunks that are made of tensors that exist outside."""
+        made = set(self.made)
+        return tuple(name for name, (source, _, _) in self.slices.items() if source in made)
 
-def chunk_exprs(program: Program, exprs: Sequence[Expr], index: Symbol) -> Chunked:
-    """`exprs`, which share a loop, for iteration `index`. The expressions of `program` stay."""
+
+def chunk_exprs(
+    program: Program,
+    exprs: Sequence[Expr],
+    index: Symbol,
+    kept: Collection[TensorName] = (),
+) -> Chunked:
+    """`exprs`, which share a loop, for iteration `index`. The expressions of `program` stay.
+
+    `kept` exist outside, besides results and what other expressions read.
+    """
     work = Chunked(program, index)
     inside = set(map(id, exprs))
-    outside = set(output_names(program))
+    outside = {*output_names(program), *kept}
     for expr in program.fusion.exprs:
         if id(expr) not in inside:
             outside.update(TensorName(name) for name in read_names(expr))
@@ -76,20 +91,39 @@ def chunk_exprs(program: Program, exprs: Sequence[Expr], index: Symbol) -> Chunk
 
 def _rewritten(work: Chunked, expr: Expr, outside: set[TensorName]) -> Iterator[Expr]:
     (out,) = tensor_outputs(work.program, expr)
-    stream = streams_of(work.program, out)[0]
+    stream = loops_of(work.program, expr)[0]
     operands: list[Operand] = list(expr.ins)
     for position, operand in enumerate(expr.ins):
         if is_tensor(work.program, operand):
             source = TensorName(str(operand))
-            axis = carried_to(work.program, expr, position, out, stream.axis)
+            axis = cut_operand(work.program, expr, position, out, stream)
             if axis is not None:
-                operands[position] = _chunk_read(work, source, axis, stream)
-    chunk = _chunk_made(work, out, stream, is_kept=out in outside and not stream.is_reduced)
-    yield map_names(with_operands(expr, operands), {out: chunk})
+                operands[position] = _chunk_read(work, source, axis, _read_by(work, expr, stream))
+    taking = with_operands(expr, operands)
+    owner = stream.chunk_number(work.index)
+    match expr:
+        case ReduceScatter() if isinstance(delivered_stream(work.program, expr), Stream):
+            chunk = _like(work, out, _fresh(work, out))
+            taking = Deliver(chunk, TensorName(str(operands[0])), expr.mesh_axis, owner)
+        case AllGather() if is_fetched(work.program, expr, stream):
+            chunk = _chunk_made(work, out, stream, is_kept=out in outside)
+            taking = Fetch(chunk, expr.src, expr.mesh_axis, owner)
+        case _:
+            is_kept = out in outside and not stream.is_reduced
+            chunk = _chunk_made(work, out, stream, is_kept=is_kept)
+    yield map_names(taking, {out: chunk})
     if stream.is_reduced:
-        before, after = (_like_result(work, out, f"{chunk}_{when}") for when in ("before", "after"))
+        before, after = (
+            _like(work, out, TensorName(f"{chunk}_{when}")) for when in ("before", "after")
+        )
         work.sums[after] = work.sums_so_far[before] = out
         yield Pointwise(after, "add", (before, chunk))
+
+
+def _read_by(work: Chunked, expr: Expr, stream: Stream) -> Stream:
+    """The loop with the chunks that an expression reads of what it reads in chunks."""
+    span = span_read(work.program, expr, stream) if isinstance(expr, Communication) else None
+    return stream if span is None else replace(stream, span=span)
 
 
 # Tensors.
@@ -183,12 +217,12 @@ def _renamed(program: Program, old: TensorName, new: TensorName) -> Program:
     return replace(program, fusion=replace(program.fusion, tensors=tensors), schedules=schedules)
 
 
-def _like_result(work: Chunked, tensor: TensorName, name: str) -> TensorName:
+def _like(work: Chunked, tensor: TensorName, name: TensorName) -> TensorName:
     """Enter a tensor like `tensor` without its reduced axes, for what it is between iterations."""
     program, temporary, _ = clone_tensor(work.program, tensor)
     program = without_reductions(program, temporary)
-    work.program = _renamed(program, temporary, TensorName(name))
-    return TensorName(name)
+    work.program = _renamed(program, temporary, name)
+    return name
 
 
 def _shortened(program: Program, tensor: TensorName, axis: AxisName, extent: IntExpr) -> Program:

@@ -12,13 +12,16 @@ from dataclasses import replace
 from meshfuse.base.trace import Note
 from meshfuse.expr import ceildiv, const, known_equal
 from meshfuse.facts.facts import tensor_outputs
+from meshfuse.facts.peers import delivered_stream, is_fetched, span_read
+from meshfuse.facts.shared_loops import carried_to
 from meshfuse.facts.streams import (
+    Rotation,
     Span,
     Stream,
-    carried_to,
     cut_axis,
     find_stream,
     has_streams,
+    is_stream,
     stream_leaves,
     streams_of,
 )
@@ -78,6 +81,11 @@ def propagate_streams(program: Program) -> tuple[Program, tuple[Note, ...]]:
         program = _spread_forward(program, expr)
     for expr in reversed(program.fusion.exprs):
         program = _spread_backward(program, expr)
+    for expr in program.fusion.exprs:
+        delivered = delivered_stream(program, expr)
+        if isinstance(delivered, str):
+            reason = f"its terms are added when all are there: {delivered}"
+            notes.append(Note(STAGE, expr.outs[0], "not_streamed", reason))
     for tensor in inputs.intersection(program.fusion.tensors):
         for leaf in stream_leaves(program, TensorName(tensor)):
             program = _unbound(program, TensorName(tensor), leaf)
@@ -98,15 +106,30 @@ def _without_illegal(program: Program, expr: Expr, out: TensorName, notes: list[
 
 
 def _unbound(program: Program, tensor: TensorName, leaf: AxisName) -> Program:
+    """Without a stream leaf, and without the steps that made it if they made nothing else."""
     schedule = program.schedule(tensor)
     bindings = {name: bound for name, bound in schedule.bindings.items() if name != leaf}
-    return program.with_schedule(tensor, replace(schedule, bindings=bindings))
+    steps, leaves = [*schedule.steps], schedule.leaves
+    swizzle = next((s for s in steps if isinstance(s, Swizzle1d) and s.out == leaf), None)
+    if swizzle is not None:
+        steps.remove(swizzle)
+        leaves = tuple(swizzle.source if name == leaf else name for name in leaves)
+        leaf = swizzle.source
+    split = next((s for s in steps if isinstance(s, Split) and s.outer == leaf), None)
+    if split is not None and split.inner in leaves and split.inner not in bindings:
+        steps.remove(split)
+        whole = (split.source if name == split.inner else name for name in leaves if name != leaf)
+        leaves = tuple(whole)
+    schedule = replace(schedule, bindings=bindings, steps=tuple(steps), leaves=leaves)
+    return program.with_schedule(tensor, schedule)
 
 
 def _reason_against(program: Program, expr: Expr, out: TensorName, stream: Stream) -> str | None:
     """Why `expr` cannot be in the loop of a stream leaf of its result."""
     if not isinstance(expr, IN_LOOPS):
         return f"chunks of what {type(expr).__name__} makes depend on where they stand"
+    if is_fetched(program, expr, stream):
+        return None
     if isinstance(expr, Communication) and stream.rotation is not None:
         return "ranks would communicate different chunks"
     if stream.is_reduced and not _is_sum(expr):
@@ -119,7 +142,10 @@ def _reason_against(program: Program, expr: Expr, out: TensorName, stream: Strea
         if axis is None:
             continue
         carried = True
-        if cut_axis(program, TensorName(str(operand)), axis, stream.span) is None:
+        span = stream.span
+        if isinstance(expr, Communication):
+            span = span_read(program, expr, stream) or span
+        if cut_axis(program, TensorName(str(operand)), axis, span) is None:
             return f"its chunks are no chunks of what ranks hold of {operand}"
     return None if carried else f"no operand of {type(expr).__name__} has that axis"
 
@@ -152,13 +178,13 @@ def _spread_forward(program: Program, expr: Expr) -> Program:
 def _spread_backward(program: Program, expr: Expr) -> Program:
     makers = {out: other for other in program.fusion.exprs for out in other.outs}
     for out in tensor_outputs(program, expr):
-        for stream in streams_of(program, out):
-            for position, operand in enumerate(expr.ins):
-                if operand not in makers or not is_tensor(program, operand):
-                    continue
-                source = TensorName(str(operand))
+        for position, operand in enumerate(expr.ins):
+            if operand not in makers or not is_tensor(program, operand):
+                continue
+            source = TensorName(str(operand))
+            for stream in () if stream_leaves(program, source) else streams_of(program, out):
                 axis = carried_to(program, expr, position, out, stream.axis)
-                if axis is not None and not stream_leaves(program, source):
+                if axis is not None:
                     program = _take(program, makers[source], source, axis, stream)
     return program
 
@@ -180,7 +206,7 @@ def _take(
         return program
     taken, leaf = _cut_leaf(program, tensor, place, stream.span)
     if stream.rotation is not None:
-        taken, leaf = _swizzled(taken, tensor, leaf, stream.rotation.mesh_axis)
+        taken, leaf = _swizzled(taken, tensor, leaf, stream.rotation)
     schedule = taken.schedule(tensor)
     bindings = {**schedule.bindings, leaf: ParallelType.stream}
     taken = taken.with_schedule(tensor, replace(schedule, bindings=bindings))
@@ -193,14 +219,16 @@ def _take(
 def _leaf_to_cut(
     program: Program, tensor: TensorName, axis: AxisName, span: Span
 ) -> AxisName | None:
-    """The leaf of an axis that has its chunks: the first that no mesh axis owns."""
+    """The leaf of an axis that has its chunks: the first that no mesh axis and no loop has."""
     schedule = program.schedule(tensor)
-    blocks = const(1)
+    blocks, around = const(1), const(1)
     for leaf in _leaves_below(schedule, axis):
         if schedule.binding(leaf).is_mesh:
             blocks = blocks * program.all_axes(tensor)[leaf].extent
+        elif is_stream(schedule, leaf):
+            around = around * program.all_axes(tensor)[leaf].extent
         elif leaf in schedule.leaves and leaf not in schedule.bindings:
-            return leaf if blocks is span.blocks else None
+            return leaf if (blocks, around) == (span.blocks, span.around) else None
         else:
             return None
     return None
@@ -243,11 +271,12 @@ def _cut_leaf(
 
 
 def _swizzled(
-    program: Program, tensor: TensorName, leaf: AxisName, mesh_axis: ParallelType
+    program: Program, tensor: TensorName, leaf: AxisName, rotation: Rotation
 ) -> tuple[Program, AxisName]:
     program, out = fresh_name(program, "a")
     schedule = program.schedule(tensor)
     leaves = tuple(AxisName(out) if name == leaf else name for name in schedule.leaves)
-    steps = (*schedule.steps, Swizzle1d(leaf, AxisName(out), mesh_axis))
+    step = Swizzle1d(leaf, AxisName(out), rotation.mesh_axis, rotation.offset)
+    steps = (*schedule.steps, step)
     schedule = replace(schedule, leaves=leaves, steps=steps)
     return program.with_schedule(tensor, schedule), AxisName(out)
