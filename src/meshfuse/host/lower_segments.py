@@ -69,7 +69,8 @@ class _Lowering:
     """What segments are lowered with, and how many communications there are so far.
 
     `slices` are the chunks that are views, by name; `sums` the tensors that iterations add to, by
-    the names that they have in the loop; `shown`: slices that are there at this place.
+    the names that they have in the loop; `shown`: slices that are there at this place. `delivered`
+    are chunks that go to other ranks as they are made, out of memory that those can read.
     """
 
     program: Program
@@ -80,6 +81,13 @@ class _Lowering:
     slices: dict[TensorName, Slice] = field(default_factory=dict[TensorName, Slice])
     sums: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
     shown: frozenset[TensorName] = frozenset()
+    delivered: frozenset[TensorName] = frozenset()
+
+    def allocate(self, name: TensorName) -> Allocate:
+        """Memory for what is made next."""
+        if name in self.delivered:
+            return Allocate(name, MemoryType.symmetric, local_bytes(self.program, name))
+        return _allocate(self.program, name)
 
     def exists(self, name: TensorName) -> bool:
         """Whether a result has memory already."""
@@ -102,7 +110,9 @@ def lower_segments(
     options: Options,
 ) -> list[Node]:
     """The nodes of all segments, without waits and frees. `facts` are the program's."""
-    work = _Lowering(segmented.program, facts, kernels, options)
+    found = (expr for expr in segmented.program.fusion.exprs if isinstance(expr, Deliver))
+    delivered = frozenset(expr.src for expr in found)
+    work = _Lowering(segmented.program, facts, kernels, options, delivered=delivered)
     return list(_lower(work, segmented.items))
 
 
@@ -148,7 +158,7 @@ def _lower_kernel(work: _Lowering, lowered: LoweredKernel) -> Iterator[Node]:
     yield from work.show(names)
     for name, buffer in zip(names, kernel.buffers, strict=True):
         if buffer.written and not work.exists(name):
-            yield _allocate(work.program, name)
+            yield work.allocate(name)
     yield Launch(
         KernelName(kernel.name),
         tuple(work.sums.get(name, name) for name in names),
@@ -158,11 +168,12 @@ def _lower_kernel(work: _Lowering, lowered: LoweredKernel) -> Iterator[Node]:
 
 
 def _lower_evaluation(work: _Lowering, segment: Segment) -> Iterator[Node]:
-    """What goes into memory that exists is an evaluation of its own."""
+    """What goes into memory that exists, or that peers read, is an evaluation of its own."""
     program, waiting = segment.program, list[Expr]()
     for expr in program.fusion.exprs:
         yield from work.show(tensor_operands(program, expr))
-        known = (out for out in tensor_outputs(program, expr) if work.exists(out))
+        outs = tensor_outputs(program, expr)
+        known = (out for out in outs if work.exists(out) or out in work.delivered)
         out = next(known, None)
         if out is None:
             waiting.append(expr)
@@ -176,6 +187,8 @@ def _lower_evaluation(work: _Lowering, segment: Segment) -> Iterator[Node]:
             yield Evaluate(body=tuple(waiting))
             waiting.clear()
         yield from work.show([out])
+        if not work.exists(out):
+            yield work.allocate(out)
         yield Evaluate(into=into, body=(map_names(writing, {out: into}),))
     if waiting:
         yield Evaluate(body=tuple(waiting))
