@@ -213,7 +213,7 @@ def tell(
     """What was found; returns the growth of each kind of memory on the worst rank, in bytes."""
     kinds = ("allocated", "reserved", "resident")
     worst = job.largest([growth(samples, kind) for kind in kinds])
-    grown = dict(zip(kinds, worst, strict=True))
+    grown: dict[str, float] = dict(zip(kinds, worst, strict=True))
     for kind, value in grown.items():
         verdict = "GROWS" if value > GROWTH_BYTES else "flat"
         job.say(f"{kind}: {value / 2**20:+.1f} MiB after warm-up, {verdict}")
