@@ -29,6 +29,7 @@ from meshfuse.host.nodes import (
     HostProgram,
     KernelName,
     Launch,
+    OnStream,
     Pick,
     View,
     Wait,
@@ -360,7 +361,7 @@ def _results_read(node: Evaluate, binding: Binding) -> tuple[Result, ...]:
     program = binding.program
     outside: set[str] = {output.buffer for output in program.outputs}
     for other in all_nodes(program.body):
-        if other is not node and not isinstance(other, Free | Evaluate | ForLoop):
+        if other is not node and not isinstance(other, Free | Evaluate | ForLoop | OnStream):
             outside.update(names_needed(other))
     buffers = [program.buffers[TensorName(n)] for n in names_defined(node) if n in outside]
     return tuple(

@@ -16,9 +16,12 @@ from meshfuse.host.nodes import (
     KernelName,
     Launch,
     Node,
+    OnStream,
     Pick,
+    Record,
     View,
     Wait,
+    WaitEvent,
 )
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Broadcast, Cast, Expand, Expr, Permute, Reshape, Squeeze
@@ -41,7 +44,13 @@ def names_defined(node: Node) -> tuple[TensorName | ScalarName, ...]:
             return names if into is None else names[: -len(body[-1].outs)]
         case Communicate(out):
             return (out,) if node.makes_result else ()
+        case OnStream(body=body):
+            freed = {name for n in body if isinstance(n, Free) for name in n.buffers}
+            made = (name for inner in body for name in names_defined(inner))
+            return tuple(name for name in made if name not in freed)
         case Launch() | Wait() | Free() | Pick() | Clear() | ForLoop():
+            return ()
+        case Record() | WaitEvent():
             return ()
 
 
@@ -64,6 +73,8 @@ def names_written(
             return (buffer,)
         case ForLoop(body=body):
             return _written_in(body, kernels)
+        case OnStream(body=body):
+            return (*_written_in(body, kernels), *names_defined(node))
         case _:
             return names_defined(node)
 
@@ -71,7 +82,7 @@ def names_written(
 def _written_in(
     body: Sequence[Node], kernels: Mapping[KernelName, Kernel]
 ) -> tuple[TensorName | ScalarName, ...]:
-    """What a loop writes of what exists outside, be it by views of that."""
+    """What nodes in a row write of what exists outside, be it by views of that."""
     roots: dict[TensorName | ScalarName, TensorName | ScalarName] = {}
     inside: set[TensorName | ScalarName] = set()
     found: dict[TensorName | ScalarName, None] = {}
@@ -100,6 +111,12 @@ def views_made(node: Node) -> tuple[tuple[TensorName, TensorName], ...]:
                 for expr in body
                 if isinstance(expr, MAY_SHARE) and expr.out != into
             )
+        case OnStream(body=body):
+            roots: dict[TensorName, TensorName] = {}
+            for out, src in (views for inner in body for views in views_made(inner)):
+                roots[out] = roots.get(src, src)
+            lasting = names_defined(node)
+            return tuple((out, root) for out, root in roots.items() if out in lasting)
         case _:
             return ()
 
@@ -107,7 +124,7 @@ def views_made(node: Node) -> tuple[tuple[TensorName, TensorName], ...]:
 def names_needed(node: Node) -> tuple[TensorName | ScalarName, ...]:
     """The buffers and scalars that must exist before the node, each once."""
     match node:
-        case Allocate() | Wait():
+        case Allocate() | Wait() | Record() | WaitEvent():
             return ()
         case Free(buffers):
             return buffers
@@ -115,7 +132,7 @@ def names_needed(node: Node) -> tuple[TensorName | ScalarName, ...]:
             return (src,)
         case Clear(buffer):
             return (buffer,)
-        case ForLoop(body=body):
+        case ForLoop(body=body) | OnStream(body=body):
             return _needed_by(body)
         case Launch(_, buffers, scalars):
             return tuple(dict.fromkeys((*buffers, *scalars)))

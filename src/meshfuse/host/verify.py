@@ -14,7 +14,11 @@ from meshfuse.host.nodes import (
     HostProgram,
     Launch,
     Node,
+    Record,
     Wait,
+    WaitEvent,
+    all_nodes,
+    nodes_in_row,
 )
 from meshfuse.host.printer import print_node
 from meshfuse.host.uses import names_defined, names_needed
@@ -26,6 +30,7 @@ def verify_host_program(program: HostProgram) -> None:
     alive: set[TensorName | ScalarName] = set(program.inputs)
     alive.update(() if program.random is None else program.random.outs)
     _verify_body(program, program.body, alive, set())
+    _check_events(program.body)
     for output in program.outputs:
         if output.buffer not in alive and output.alias is None:
             raise InvariantError(f"output {output.buffer} does not exist at the end")
@@ -39,7 +44,7 @@ def _verify_body(
 ) -> None:
     """Check nodes in a row; `alive` becomes what exists behind them, `numbers` the posted ones."""
     pending: dict[int, Communicate] = {}
-    for node in body:
+    for node in nodes_in_row(body):
         _check_names(program, node, alive)
         if isinstance(node, ForLoop):
             inside = set(alive)
@@ -56,6 +61,19 @@ def _verify_body(
             del pending[node.number]
     if pending:
         raise InvariantError(f"never awaited: {print_node(next(iter(pending.values())))}")
+
+
+def _check_events(body: Sequence[Node]) -> None:
+    """Each event is recorded in one place; what is waited for is recorded somewhere."""
+    recorded: set[int] = set()
+    for node in all_nodes(body):
+        if isinstance(node, Record):
+            if node.event in recorded:
+                raise InvariantError(f"{print_node(node)}: event {node.event} stands twice")
+            recorded.add(node.event)
+    for node in all_nodes(body):
+        if isinstance(node, WaitEvent) and node.event not in recorded:
+            raise InvariantError(f"{print_node(node)}: nothing records this event")
 
 
 def _check_iteration(

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshfuse.base.trace import Note
-from meshfuse.expr import ceildiv, const, known_equal
+from meshfuse.expr import IntExpr, ceildiv, const, const_value, known_equal, mul
+from meshfuse.facts.digits import digits_above
 from meshfuse.facts.facts import tensor_outputs
 from meshfuse.facts.peers import delivered_stream, is_fetched, span_read
+from meshfuse.facts.sharding import sharding_of
 from meshfuse.facts.shared_loops import carried_to
 from meshfuse.facts.streams import (
     Rotation,
@@ -75,6 +77,8 @@ def propagate_streams(program: Program) -> tuple[Program, tuple[Note, ...]]:
     notes: list[Note] = []
     inputs = set(program.fusion.inputs)
     for expr in program.fusion.exprs:
+        program = _with_terms_by_rank(program, expr)
+    for expr in program.fusion.exprs:
         for out in tensor_outputs(program, expr):
             program = _without_illegal(program, expr, out, notes)
     for expr in program.fusion.exprs:
@@ -88,8 +92,48 @@ def propagate_streams(program: Program) -> tuple[Program, tuple[Note, ...]]:
             notes.append(Note(STAGE, expr.outs[0], "not_streamed", reason))
     for tensor in inputs.intersection(program.fusion.tensors):
         for leaf in stream_leaves(program, TensorName(tensor)):
-            program = _unbound(program, TensorName(tensor), leaf)
+            program = unbind_stream(program, TensorName(tensor), leaf)
     return program, tuple(notes)
+
+
+# Sums that are scattered.
+
+
+def _with_terms_by_rank(program: Program, expr: Expr) -> Program:
+    """A stream leaf on the axis that a scattered sum is over, with a part for each rank: the terms
+    are added one after the other, as they are made.
+
+    T2 = reduce_scatter(T1, mesh_x, 0), T2 = sum over [3@stream, k]   ->   rows of T1 in 3 chunks
+
+    A rank makes first what is for the rank behind it, and last what it keeps.
+    """
+    if not isinstance(expr, ReduceScatter) or stream_leaves(program, expr.src):
+        return program
+    mesh, maker = program.schedule(expr.src).mesh, program.fusion.definition(expr.src)
+    for leaf in stream_leaves(program, expr.out):
+        stream = find_stream(program, expr.out, leaf)
+        if isinstance(stream, str) or stream.rotation or mesh is None or maker is None:
+            continue
+        ranks = mesh.axis_size(expr.mesh_axis)
+        axis = program.tensor(expr.src).tensor_axes[expr.axis]
+        if not stream.is_reduced or const_value(stream.span.count) != ranks:
+            continue
+        span = _span_by_rank(program, expr, axis.extent)
+        rotation = Rotation(mesh, expr.mesh_axis, 1)
+        by_rank = Stream(axis.name, axis.name, span, is_reduced=False, rotation=rotation)
+        taken = _take(program, maker, expr.src, axis.name, by_rank)
+        if stream_leaves(taken, expr.src):
+            return unbind_stream(taken, expr.out, leaf)
+    return program
+
+
+def _span_by_rank(program: Program, expr: ReduceScatter, extent: IntExpr) -> Span:
+    """The chunks of which each rank gets one."""
+    digits = sharding_of(program, expr.out).axes[expr.axis]
+    above = digits_above(digits, expr.mesh_axis)
+    owner, below = digits[len(above)], digits[len(above) + 1 :]
+    blocks, width = (mul(const(1), *(d.extent for d in part)) for part in (above, below))
+    return Span(extent, blocks, owner.extent, width)
 
 
 # What can be in a loop.
@@ -100,12 +144,12 @@ def _without_illegal(program: Program, expr: Expr, out: TensorName, notes: list[
         stream = find_stream(program, out, leaf)
         reason = stream if isinstance(stream, str) else _reason_against(program, expr, out, stream)
         if reason is not None:
-            program = _unbound(program, out, leaf)
+            program = unbind_stream(program, out, leaf)
             notes.append(Note(STAGE, out, "not_streamed", f"it is made as a whole: {reason}"))
     return program
 
 
-def _unbound(program: Program, tensor: TensorName, leaf: AxisName) -> Program:
+def unbind_stream(program: Program, tensor: TensorName, leaf: AxisName) -> Program:
     """Without a stream leaf, and without the steps that made it if they made nothing else."""
     schedule = program.schedule(tensor)
     bindings = {name: bound for name, bound in schedule.bindings.items() if name != leaf}
