@@ -97,6 +97,8 @@ def _is_by_rank(
         return False
     digits = sharding_of(program, part).axes[axis]
     above = tuple(digits_above(digits, mesh_axis))
+    if above != cut.above:
+        return False  # a rank has pieces of many chunks
     held, extent = (*above, *digits[len(above) + 1 :]), cut.size * cut.ranks
     chunk = (*cut.above, Digit(inner), *cut.below)
     return canonical(held, extent, mesh) == canonical(chunk, extent, mesh)

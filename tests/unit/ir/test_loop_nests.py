@@ -153,12 +153,21 @@ def test_an_axis_is_bound_once() -> None:
             bind(program, x, 0, other)
 
 
-@pytest.mark.parametrize("parallel_type", [X, ParallelType.stream])
-def test_one_tensor_axis_has_a_mesh_axis_or_the_stream(parallel_type: ParallelType) -> None:
+def test_one_tensor_axis_has_a_mesh_axis() -> None:
     program, x = one(4, 6)
-    program = bind(program, x, 0, parallel_type)
-    with pytest.raises(UserError, match=rf"{parallel_type} is bound to tensor axis a0:i\{{4\}} al"):
-        bind(program, x, 1, parallel_type)
+    program = bind(program, x, 0, X)
+    with pytest.raises(UserError, match=r"mesh_x is bound to tensor axis a0:i\{4\} already"):
+        bind(program, x, 1, X)
+
+
+def test_tensor_axes_are_loops_in_one_another_and_one_reduced_axis_is_a_loop() -> None:
+    program, x = one(4, 6)
+    program = bind(bind(program, x, 0, ParallelType.stream), x, 1, ParallelType.stream)
+    assert list(program.schedule(x).bindings.values()) == [ParallelType.stream] * 2
+    program, y = total(2, 2, 2, dims=[0, 1])
+    program = bind(program, y, 0, ParallelType.stream)
+    with pytest.raises(UserError, match="stream is bound to reduced axis"):
+        bind(program, y, 1, ParallelType.stream)
 
 
 def test_a_reduced_axis_may_share_a_mesh_axis_with_a_tensor_axis() -> None:
