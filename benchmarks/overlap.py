@@ -337,9 +337,10 @@ def main() -> None:
             if not job.has_time():
                 job.say("out of time: the rest is left out")
                 break
+            m, k, n = shapes[place]
             case = measure(
                 job,
-                Problem(kind, *shapes[place], job.size),
+                Problem(kind, m, k, n, job.size),
                 iterations=options.iterations,
                 rounds=options.rounds,
                 settle=options.settle,
