@@ -64,10 +64,14 @@ def define_chunks(problem: Problem, count: int) -> FusionDefinition:
 
 @dataclass(frozen=True)
 class Variant:
-    """`reorder` makes of rows in the order of the result those in the order of float32's."""
+    """`reorder` makes of rows in the order of the result those in the order of float32's.
+
+    `form` says what meshfuse made of a form that it was told to take.
+    """
 
     call: Call
     reorder: Callable[[torch.Tensor], torch.Tensor] | None = None
+    form: Callable[[], str] | None = None
 
 
 def variants_of(problem: Problem, operands: Operands, counts: list[int]) -> dict[str, Variant]:
@@ -93,7 +97,9 @@ def variants_of(problem: Problem, operands: Operands, counts: list[int]) -> dict
     for name, form in named.items():
         fd = define(problem, DTYPE)
         found[f"overlap={name}"] = Variant(
-            lambda number, fd=fd, form=form: forms.execute(fd, inputs, form), lambda rows: rows
+            lambda number, fd=fd, form=form: forms.execute(fd, inputs, form),
+            lambda rows: rows,
+            None if name == "auto" else lambda fd=fd: forms.chosen_form(fd),
         )
     return found
 
@@ -120,6 +126,8 @@ def usable(
             job.say(f"{name} failed: {error}")
         elif error > TOLERANCE:
             job.say(f"{name} IS WRONG: relative error {error:.1e}")
+        elif variant.form is not None and variant.form() == forms.PLAIN:
+            job.say(f"{name} runs plain here, and is left out")
         else:
             calls[name] = variant.call
     return calls

@@ -10,9 +10,11 @@ import torch
 from ranks import Job
 
 from meshfuse import FusionDefinition, multidevice
-from meshfuse.host.nodes import Communicate, ForLoop, all_nodes
+from meshfuse.host.nodes import Communicate, ForLoop, Node, all_nodes
 
 CHUNKS = (2, 4, 8)
+PIECES = (1, 2)
+"""Of each rank's block, where it is fetched from its owner or delivered to it."""
 PLAIN = "plain"
 
 
@@ -22,7 +24,7 @@ def explicit_forms() -> dict[str, object]:
     if overlap is None or not understands_overlap():
         return {}
     forms = {f"chunks({count})": overlap.chunks(count) for count in CHUNKS}
-    return {**forms, "peers": overlap.peers()}
+    return {**forms, **{f"peers({pieces})": overlap.peers(pieces) for pieces in PIECES}}
 
 
 def understands_overlap() -> bool:
@@ -47,17 +49,23 @@ def execute(
 
 def chosen_form(fd: FusionDefinition) -> str:
     """What the latest call did, as its host program shows: how each communication is divided."""
-    nodes = all_nodes(fd.fec.host_program().body)
-    names = [_name_of(loop) for loop in nodes if isinstance(loop, ForLoop)]
-    return ", ".join(name for name in names if name) or PLAIN
+    return ", ".join(_names_of(fd.fec.host_program().body)) or PLAIN
 
 
-def _name_of(loop: ForLoop) -> str:
-    inside = [node for node in all_nodes(loop.body) if isinstance(node, Communicate)]
-    kinds = {node.collective.value for node in inside}
+def _names_of(body: Iterable[Node]) -> list[str]:
+    """Of the loops that communicate: the counts of a loop and of those in it are one name."""
+    return [name for name in map(_name_of, body) if name]
+
+
+def _name_of(node: Node) -> str:
+    if not isinstance(node, ForLoop):
+        return ""
+    loops: list[ForLoop] = [node, *(n for n in all_nodes(node.body) if isinstance(n, ForLoop))]
+    kinds = {n.collective.value for n in all_nodes(node.body) if isinstance(n, Communicate)}
     if not kinds:
         return ""
-    return f"peers({loop.count})" if kinds & {"fetch", "deliver"} else f"chunks({loop.count})"
+    counts = " x ".join(str(loop.count) for loop in loops)
+    return f"peers[{counts}]" if kinds & {"fetch", "deliver"} else f"chunks[{counts}]"
 
 
 def local(outputs: Sequence[Any]) -> list[torch.Tensor]:

@@ -44,7 +44,7 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if it is there")
     parser.add_argument("--tiny", action="store_true", help="small sizes: see that it works")
     parser.add_argument("--out", type=Path, help="write what was found to this file, as JSON")
-    parser.add_argument("--limit", type=float, default=570.0, help="begin nothing after N seconds")
+    parser.add_argument("--limit", type=float, default=480.0, help="begin nothing after N seconds")
     parser.add_argument("--stall", type=float, default=150.0, help="end if N seconds bring nothing")
     return parser
 

@@ -209,7 +209,9 @@ def main() -> None:
     parser.add_argument("--sequence", type=int, default=4096)
     parser.add_argument("--hidden", type=int, default=8192)
     parser.add_argument("--heads", type=int, default=64)
-    parser.add_argument("--forms", nargs="*", default=[], help="explicit ones, as chunks(4), peers")
+    parser.add_argument(
+        "--forms", nargs="*", default=[], help="explicit ones, as chunks(4), peers(1)"
+    )
     parser.add_argument("--iterations", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--settle", type=int, default=4, help="calls before the first round")

@@ -249,7 +249,8 @@ class ForLoop:
 class OnStream:
     """The body, on worker stream number `stream`; behind it the one from before is current again.
 
-    Names know no streams: what the body makes is there behind it.
+    As an iteration of a loop, the body frees what it makes and awaits what it posts; of what stands
+    outside it makes and frees nothing. None stands in another.
     """
 
     stream: IntExpr

@@ -16,7 +16,6 @@ from meshfuse.host.nodes import (
     Record,
     Wait,
     WaitEvent,
-    all_nodes,
 )
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import TensorName
@@ -54,18 +53,12 @@ def nodes_here(program: HostProgram, body: Sequence[Node], rank: int) -> Iterato
             case Communicate():
                 yield (node if takes_part(program, node, rank) else None), elsewhere
             case Wait(number):
-                awaited = posted.get(number) or _posted_elsewhere(program, number)
+                awaited = posted.get(number)
                 is_mine = awaited is None or takes_part(program, awaited, rank)
                 yield (node if is_mine else None), ()
             case _:
                 touched = (*names_needed(node), *names_defined(node))
                 yield (node if is_here(touched) else None), elsewhere
-
-
-def _posted_elsewhere(program: HostProgram, number: int) -> Communicate | None:
-    """What is awaited on another stream than it was posted on."""
-    nodes = (node for node in all_nodes(program.body) if isinstance(node, Communicate))
-    return next((node for node in nodes if node.number == number), None)
 
 
 def takes_part(program: HostProgram, node: Communicate, rank: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import singledispatch
 from itertools import islice
@@ -19,6 +19,7 @@ from meshfuse.dist.bound_collectives import BoundCollective, BoundPart, PlacedTe
 from meshfuse.dist.executors import CommunicationExecutor
 from meshfuse.expr import IntExpr
 from meshfuse.facts.holdings import shape_outside
+from meshfuse.host.events import AwaitWork, Post
 from meshfuse.host.nodes import (
     Allocate,
     Communicate,
@@ -35,8 +36,7 @@ from meshfuse.host.nodes import (
     Wait,
     all_nodes,
 )
-from meshfuse.host.plan import Action, AwaitWork, Names, Post, Sizes, Slots, Step, Traced
-from meshfuse.host.transfer_step import TransferStep, bind_transfer
+from meshfuse.host.plan import Action, Bound, Names, Sizes, Slots, Step, Traced
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.runtime.allocate import as_dense, dense_strides
@@ -461,8 +461,14 @@ class WaitStep(Step):
     traced: Traced | None = None
 
     def bind(self, sizes: Sizes) -> Action:
-        event = AwaitWork(self.number + sizes.iteration * self.stride)
+        event = self._awaited(sizes)
         return lambda slots: event
+
+    def expand(self, sizes: Sizes) -> Iterator[Bound]:
+        yield Bound.telling(self._awaited(sizes))
+
+    def _awaited(self, sizes: Sizes) -> AwaitWork:
+        return AwaitWork(self.number + sizes.iteration * self.stride)
 
 
 @bind_step.register

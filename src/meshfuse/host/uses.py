@@ -44,13 +44,9 @@ def names_defined(node: Node) -> tuple[TensorName | ScalarName, ...]:
             return names if into is None else names[: -len(body[-1].outs)]
         case Communicate(out):
             return (out,) if node.makes_result else ()
-        case OnStream(body=body):
-            freed = {name for n in body if isinstance(n, Free) for name in n.buffers}
-            made = (name for inner in body for name in names_defined(inner))
-            return tuple(name for name in made if name not in freed)
-        case Launch() | Wait() | Free() | Pick() | Clear() | ForLoop():
+        case Launch() | Wait() | Free() | Pick() | Clear():
             return ()
-        case Record() | WaitEvent():
+        case ForLoop() | OnStream() | Record() | WaitEvent():
             return ()
 
 
@@ -71,10 +67,8 @@ def names_written(
             return (into,)
         case Clear(buffer):
             return (buffer,)
-        case ForLoop(body=body):
+        case ForLoop(body=body) | OnStream(body=body):
             return _written_in(body, kernels)
-        case OnStream(body=body):
-            return (*_written_in(body, kernels), *names_defined(node))
         case _:
             return names_defined(node)
 
@@ -111,12 +105,6 @@ def views_made(node: Node) -> tuple[tuple[TensorName, TensorName], ...]:
                 for expr in body
                 if isinstance(expr, MAY_SHARE) and expr.out != into
             )
-        case OnStream(body=body):
-            roots: dict[TensorName, TensorName] = {}
-            for out, src in (views for inner in body for views in views_made(inner)):
-                roots[out] = roots.get(src, src)
-            lasting = names_defined(node)
-            return tuple((out, root) for out, root in roots.items() if out in lasting)
         case _:
             return ()
 

@@ -14,11 +14,11 @@ from meshfuse.host.nodes import (
     HostProgram,
     Launch,
     Node,
+    OnStream,
     Record,
     Wait,
     WaitEvent,
     all_nodes,
-    nodes_in_row,
 )
 from meshfuse.host.printer import print_node
 from meshfuse.host.uses import names_defined, names_needed
@@ -44,9 +44,9 @@ def _verify_body(
 ) -> None:
     """Check nodes in a row; `alive` becomes what exists behind them, `numbers` the posted ones."""
     pending: dict[int, Communicate] = {}
-    for node in nodes_in_row(body):
+    for node in body:
         _check_names(program, node, alive)
-        if isinstance(node, ForLoop):
+        if isinstance(node, ForLoop | OnStream):
             inside = set(alive)
             _verify_body(program, node.body, inside, numbers)
             _check_iteration(node, alive, inside)
@@ -64,9 +64,13 @@ def _verify_body(
 
 
 def _check_events(body: Sequence[Node]) -> None:
-    """Each event is recorded in one place; what is waited for is recorded somewhere."""
+    """Each event is recorded in one place; what is waited for is recorded somewhere. No stream is
+    switched to from another than the caller's."""
     recorded: set[int] = set()
     for node in all_nodes(body):
+        inside = all_nodes(node.body) if isinstance(node, OnStream) else ()
+        if any(isinstance(found, OnStream) for found in inside):
+            raise InvariantError(f"{print_node(node)}: there is another stream in it")
         if isinstance(node, Record):
             if node.event in recorded:
                 raise InvariantError(f"{print_node(node)}: event {node.event} stands twice")
@@ -77,12 +81,16 @@ def _check_events(body: Sequence[Node]) -> None:
 
 
 def _check_iteration(
-    loop: ForLoop, before: set[TensorName | ScalarName], after: set[TensorName | ScalarName]
+    node: ForLoop | OnStream,
+    before: set[TensorName | ScalarName],
+    after: set[TensorName | ScalarName],
 ) -> None:
-    """An iteration leaves what it found: the next one begins with the same."""
+    """An iteration leaves what it found: the next one begins with the same. So does a stream."""
+    is_loop = isinstance(node, ForLoop)
+    subject = f"loop {node.index}: an iteration" if is_loop else f"on_stream({node.stream})"
     for name in sorted(before ^ after):
         verb = "makes and does not free" if name in after else "frees what it did not make,"
-        raise InvariantError(f"loop {loop.index}: an iteration {verb} {name}")
+        raise InvariantError(f"{subject} {verb} {name}")
 
 
 def _check_names(
