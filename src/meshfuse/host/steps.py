@@ -37,6 +37,7 @@ from meshfuse.host.nodes import (
     all_nodes,
 )
 from meshfuse.host.plan import Action, Bound, Names, Sizes, Slots, Step, Traced
+from meshfuse.host.transfer_step import TransferStep, bind_transfer
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.runtime.allocate import as_dense, dense_strides

@@ -9,8 +9,9 @@ from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.transfers import BoundTransfer
 from meshfuse.expr import IntExpr
+from meshfuse.host.events import Post
 from meshfuse.host.nodes import Communicate, HostBuffer
-from meshfuse.host.plan import Action, Post, Sizes, Slots, Step, Traced
+from meshfuse.host.plan import Action, Sizes, Slots, Step, Traced
 
 
 @final
