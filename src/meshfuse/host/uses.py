@@ -93,12 +93,13 @@ def _written_in(
 
 
 def views_made(node: Node) -> tuple[tuple[TensorName, TensorName], ...]:
-    """Results that share the memory of what they are made of, or may, each with that."""
+    """Results that share the memory of what they are made of, or may, each with that.
+
+    Not what is fetched and delivered, though it may be the rank's own: nothing is written to it.
+    """
     match node:
         case View(out, src) | Chunk(out, src):
             return ((out, src),)
-        case Communicate(out, _, src):
-            return ((out, src),) if node.makes_result else ()
         case Evaluate(into, body):
             return tuple(
                 (expr.out, expr.src)
