@@ -15,6 +15,8 @@ from meshfuse.facts.sharding import describe, sharding_of
 from meshfuse.ir import transforms
 from meshfuse.ir.axes import AxisName, TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType, make_mesh
+from meshfuse.ir.parser import parse_program
+from meshfuse.ir.printer import print_program
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import Swizzle1d
 from meshfuse.ir.verify import verify
@@ -314,6 +316,13 @@ def test_swizzle() -> None:
     assert program.schedule(x).steps[-1] == Swizzle1d(AxisName("a2"), leaf(program, x, 0), X)
     program = bind(program, x, 0, ParallelType.stream)
     assert nest(transforms.split(program, x, 1, 2), x) == ["i2", "i2", "i2", "i6"]
+
+
+def test_an_offset_of_a_swizzle_is_in_the_text() -> None:
+    program, x = one(4, 6)
+    program = transforms.swizzle1d(program, x, 0, X, 1)
+    assert "Swizzle1d(a0, a2, mesh_x, offset=1)" in print_program(program)
+    assert parse_program(print_program(program)) == program
 
 
 def test_a_swizzled_axis_has_the_sharding_that_it_had() -> None:
