@@ -25,6 +25,7 @@ from meshfuse.host.nodes import ForLoop, HostProgram, Node, OnStream, Record, Wa
 from meshfuse.host.parser import parse_host_program
 from meshfuse.host.plan import Executable
 from meshfuse.host.printer import print_host_program, print_node
+from meshfuse.host.simulate import simulate
 from meshfuse.host.stream_order import without_known_marks
 from meshfuse.host.verify import verify_host_program
 from meshfuse.ir.mesh import ParallelType
@@ -37,11 +38,11 @@ from sharded_runs import integers
 STREAM, X = ParallelType.stream, ParallelType.mesh_x
 
 
-def gathered_rows(chunks: int) -> FusionDefinition:
-    """[chunks, 2, 2, 4] @ [4, 5]: a chunk is gathered over two ranks, then multiplied."""
-    mesh = DeviceMesh(range(2))
+def gathered_rows(chunks: int, ranks: int = 2) -> FusionDefinition:
+    """[chunks, ranks, 2, 4] @ [4, 5]: a chunk is gathered over the ranks, then multiplied."""
+    mesh = DeviceMesh(range(ranks))
     with FusionDefinition() as fd:
-        a = fd.define_tensor([chunks, 2, 2, 4], contiguity=True)
+        a = fd.define_tensor([chunks, ranks, 2, 4], contiguity=True)
         b = fd.define_tensor([4, 5], contiguity=True)
         c = fd.ops.matmul(a, b)
         for tensor in (a, b, c):
@@ -165,6 +166,17 @@ def test_a_number_of_streams_below_one() -> None:
         added_columns(4).execute(
             [integers(4, 5), integers(4, 5)], _enable_options=["number_of_streams(0)"]
         )
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_simulated_values_on_any_number_of_streams(ranks: int, streams: int) -> None:
+    host = lowered(gathered_rows(5, ranks), chunks_of(5), streams)
+    a, b = integers(5, ranks, 2, 4), integers(4, 5)
+    executables = {rank: load(host, {}, None, rank, torch.device("cpu")) for rank in range(ranks)}
+    shards = {rank: [a[:, rank : rank + 1].contiguous(), b] for rank in range(ranks)}
+    for [found] in simulate(executables, shards).values():
+        assert torch.equal(found, a @ b)
 
 
 # The verifier.
