@@ -248,16 +248,50 @@ class Communicator:
             self._compare(agreement, self.timeout if seconds is None else seconds)
         history.note(agreement.key)
 
+    def compare(self, agreement: Agreement, seconds: float | None = None) -> None:
+        """As `agree`, but ranks meet in any case."""
+        attachment = self._attach(agreement.purpose)
+        self._compare(agreement, self.timeout if seconds is None else seconds)
+        attachment.histories.setdefault(agreement.team, CallHistory()).note(agreement.key)
+
+    def gather(
+        self, team: tuple[int, ...], mine: Sequence[int], purpose: str, seconds: float | None = None
+    ) -> list[list[int]]:
+        """What every rank of a team says, in its order; all say equally many numbers of 64 bits,
+        and all have come when this returns.
+
+        Raises CommunicationError as a collective does.
+        """
+        if len(team) == 1:
+            return [list(mine)]
+        numbers = torch.tensor(mine)
+        found = torch.empty(len(team) * len(mine), dtype=torch.int64)
+        request = CollectiveRequest(
+            AGREEMENT_NUMBER, "all_gather", team, numbers, found, None, purpose
+        )
+        control = self.group(team, CONTROL, purpose)
+        control.announce_next(str(request))
+        limit = Deadline.after(self.timeout if seconds is None else seconds)
+        control.wait(control.post(request), limit)
+        return found.view(len(team), -1).tolist()
+
+    def gather_texts(self, team: tuple[int, ...], mine: str, purpose: str) -> list[str]:
+        """As `gather`, of texts."""
+        if len(team) == 1:
+            return [mine]
+        control = self.group(team, CONTROL, purpose)
+        place, store = control.posted, control.board.notices
+        if mine:
+            store.set(f"text {place} {control.board.rank}", mine)
+        spoke = self.gather(team, [bool(mine)], purpose)
+        return [
+            store.get(f"text {place} {rank}").decode() if has_text else ""
+            for rank, [has_text] in zip(team, spoke, strict=True)
+        ]
+
     def _compare(self, agreement: Agreement, seconds: float) -> None:
         def gather(mine: Sequence[int]) -> list[list[int]]:
-            numbers = torch.tensor(mine)
-            found = torch.empty(len(team) * len(mine), dtype=torch.int64)
-            request = CollectiveRequest(
-                AGREEMENT_NUMBER, "all_gather", team, numbers, found, None, cause
-            )
-            control.announce_next(str(request))
-            control.wait(control.post(request), Deadline.after(seconds))
-            return found.view(len(team), -1).tolist()
+            return self.gather(team, mine, cause, seconds)
 
         team, cause = agreement.team, f"an agreement on {agreement.purpose}"
         try:
