@@ -72,10 +72,16 @@ class CollectiveBackend(Protocol):
 @frozen_dataclass
 class Transfer:
     """Who gets whose chunk: the rank at place k of the team that at `sources[k]`. `place`: where
-    this rank stands."""
+    this rank stands.
+
+    `most_bytes`: of the largest chunk of any rank. `chunk` is what all ranks call the chunk by, in
+    as many fetches as there are ranks, each of which gets each chunk once.
+    """
 
     place: int
     sources: tuple[int, ...]
+    most_bytes: int = 0
+    chunk: tuple[int, ...] = ()
 
     @property
     def is_own(self) -> bool:

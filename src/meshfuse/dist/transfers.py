@@ -23,6 +23,25 @@ from meshfuse.runtime.allocate import as_dense, dense_strides
 
 @final
 @frozen_dataclass
+class SharedChunk:
+    """Memory that a rank asks for to make what it delivers: `team` reads it, and all ranks of it
+    ask alike. `most_bytes`: of the largest that any asks for."""
+
+    team: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    most_bytes: int
+    cause: str
+
+    def ordinary(self) -> torch.Tensor:
+        """Memory that no peer reaches: what is in it is copied to be sent."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+
+
+@final
+@frozen_dataclass
 class SizedTransfer:
     """A fetch or delivery for the sizes of a call. `shape`: of what the rank gets, which lies in
     memory by `order`."""
@@ -60,7 +79,10 @@ class SizedTransfer:
 @frozen_dataclass
 class BoundTransfer:
     """A fetch or delivery as one rank of `mesh` asks for it. `shape` is what it gets, and `owner`
-    the place along `mesh_axis` whose chunk it fetches, or to which it delivers."""
+    the place along `mesh_axis` whose chunk it fetches, or to which it delivers.
+
+    `bytes`: of the largest chunk. `pieces`: indices of loops that choose no owner, but a piece.
+    """
 
     number: int
     collective: str
@@ -71,12 +93,14 @@ class BoundTransfer:
     shape: tuple[IntExpr, ...]
     order: tuple[int, ...]
     owner: IntExpr
+    bytes: IntExpr
+    pieces: tuple[str, ...]
     cause: str
 
     @property
     def all_extents(self) -> tuple[IntExpr, ...]:
         """All that must be known of a call."""
-        return (*self.shape, self.owner)
+        return (*self.shape, self.owner, self.bytes)
 
     def at(self, symbols: Mapping[str, int]) -> SizedTransfer:
         """For the sizes of a call. Raises InvariantError where a rank would be delivered less or
@@ -87,7 +111,12 @@ class BoundTransfer:
             self.number,
             self.collective,
             team,
-            Transfer(team.index(self.rank), sources),
+            Transfer(
+                team.index(self.rank),
+                sources,
+                evaluate(self.bytes, symbols),
+                (self.number, *(symbols[name] for name in self.pieces)),
+            ),
             tuple(evaluate(extent, symbols) for extent in self.shape),
             self.order,
             self.cause,

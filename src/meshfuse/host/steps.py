@@ -37,7 +37,12 @@ from meshfuse.host.nodes import (
     all_nodes,
 )
 from meshfuse.host.plan import Action, Bound, Names, Sizes, Slots, Step, Traced
-from meshfuse.host.transfer_step import TransferStep, bind_transfer
+from meshfuse.host.transfer_step import (
+    ReserveStep,
+    TransferStep,
+    bind_transfer,
+    find_delivery,
+)
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.runtime.allocate import as_dense, dense_strides
@@ -53,7 +58,7 @@ class Binding:
     """Where a program is loaded: the text of its kernels and who compiles it, rank and device.
 
     `schedulers` says who scheduled each kernel. `ids` are those of the executor of the node that is
-    bound; `trace` gets a span for each that is compiled.
+    bound; `trace` gets a span for each that is compiled. `loops`: the indices of those around it.
     """
 
     program: HostProgram
@@ -65,6 +70,7 @@ class Binding:
     schedulers: Mapping[KernelName, str] = field(default_factory=dict[KernelName, str])
     ids: ExecutorIds = ALONE_IDS
     trace: Trace | None = None
+    loops: tuple[str, ...] = ()
 
     @property
     def communications(self) -> int:
@@ -109,6 +115,9 @@ def _(node: Allocate, binding: Binding) -> Step:
     buffer = binding.program.buffers[node.buffer]
     (slot,) = binding.slots([node.buffer])
     dtype = to_torch_dtype(buffer.dtype)
+    delivery = find_delivery(node, binding.program)
+    if delivery is not None and binding.device.type == "cuda":
+        return ReserveStep.of(node, delivery, buffer, slot, binding.rank, dtype, binding.device)
     return AllocateStep(slot, buffer.shape, buffer.memory_order, dtype, binding.device)
 
 
@@ -419,7 +428,8 @@ def _(node: Communicate, binding: Binding) -> Step:
 
 
 def _bind_transfer(node: Communicate, binding: Binding) -> Step:
-    transfer = bind_transfer(node, binding.program.buffers[node.out], binding.rank)
+    out = binding.program.buffers[node.out]
+    transfer = bind_transfer(node, out, binding.rank, binding.loops)
     src, out = binding.slots([node.src, node.out])
     work = Work(f"{transfer.collective} {node.out}", "communication", binding.ids.group)
     traced = Traced(work, (src,), (out,), posts=True)
