@@ -18,7 +18,6 @@ from __future__ import annotations
 import ctypes
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from itertools import count
 from typing import Any, ClassVar, cast, final
 from zlib import crc32
@@ -195,7 +194,7 @@ class _Issued:
         self._stream = stream
         self._event = stream.record_event()
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
+    def wait(self, timeout: object = None) -> bool:
         """The current stream waits."""
         current = torch.cuda.current_stream(self._stream.device)
         if current != self._stream:
