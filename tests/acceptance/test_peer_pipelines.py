@@ -7,14 +7,20 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from golden_text import GoldenCheck
-from host_loops import define, dense, host_program, loops
+from host_loops import STREAM, define, dense, host_program, loops
 from meshfuse import DataType, FusionDefinition
 from meshfuse.api.planning import plan
 from meshfuse.host.nodes import Allocate, Communicate, all_nodes
 from meshfuse.host.printer import print_host_program
 from meshfuse.ir.schedule import MemoryType
 from meshfuse.multidevice import simulate
-from peer_programs import gather_then_multiply, in_blocks, multiply_then_scatter, pipelined_mlp
+from peer_programs import (
+    gather_then_multiply,
+    in_blocks,
+    multiply_then_scatter,
+    pipelined_mlp,
+    terms_one_by_one,
+)
 from sharded_runs import X, Y, integers, kinds, mesh_of, place, posted, run
 
 RANKS = [1, 2, 3, 4, 8]
@@ -139,6 +145,60 @@ def test_on_a_larger_mesh_blocks_come_along_one_axis(shape: tuple[int, int]) -> 
     assert kinds(fd) == [("fetch", X)]
 
 
+def test_a_gathered_tensor_that_is_wanted_as_a_whole_is_put_together() -> None:
+    mesh = mesh_of(3)
+
+    def build(fd: FusionDefinition) -> None:
+        x, w = dense(fd, 7, 4), dense(fd, 4, 5)
+        whole = fd.ops.set(x)
+        y = fd.ops.matmul(whole, w)
+        place(mesh, {0: X}, x)
+        place(mesh, {}, whole, w, y)
+        in_blocks(y, 0, 3)
+        fd.add_output(y)
+        fd.add_output(whole)
+
+    fd, x, w = define(build), integers(7, 4), integers(4, 5)
+    run(fd, [x, w], [x @ w, x])
+    assert kinds(fd) == [("fetch", X)]
+
+
+@pytest.mark.parametrize("rows", [9, 7, 2])
+def test_rows_of_a_size_that_a_call_says(rows: int) -> None:
+    mesh = mesh_of(3)
+
+    def build(fd: FusionDefinition) -> None:
+        x, w = dense(fd, -1, 4), dense(fd, 4, 5)
+        y = fd.ops.matmul(x, w)
+        place(mesh, {0: X}, x)
+        place(mesh, {}, w, y)
+        in_blocks(y, 0, 3)
+        fd.add_output(y)
+
+    fd, x, w = define(build), integers(rows, 4), integers(4, 5)
+    run(fd, [x, w], [x @ w])
+    assert kinds(fd) == [("fetch", X)]
+
+
+def test_loops_along_two_axes() -> None:
+    """Of each block that is fetched, one half of the columns after the other."""
+    mesh = mesh_of(3)
+
+    def build(fd: FusionDefinition) -> None:
+        x, w = dense(fd, 9, 4), dense(fd, 4, 6)
+        y = fd.ops.matmul(x, w)
+        place(mesh, {0: X}, x)
+        place(mesh, {}, w, y)
+        y.outer_split(1, 2)
+        y.axis(1).parallelize(STREAM)
+        in_blocks(y, 0, 3)
+        fd.add_output(y)
+
+    fd, x, w = define(build), integers(9, 4), integers(4, 6)
+    run(fd, [x, w], [x @ w])
+    assert [str(loop.count) for loop in loops(fd.fec.host_program())] == ["3", "2"]
+
+
 # Multiply and scatter.
 
 
@@ -159,6 +219,23 @@ def test_as_much_is_delivered_as_is_scattered(d: int) -> None:
     *others, own = (each.bytes for each in plan(fd, [None, None]).communications)
     assert own == 0
     assert others == [16 // d * 3 * 4] * (d - 1)
+
+
+def test_a_bias_is_added_to_what_was_delivered() -> None:
+    mesh = mesh_of(3)
+
+    def build(fd: FusionDefinition) -> None:
+        x, w, b = dense(fd, 9, 6), dense(fd, 5, 6), dense(fd, 5)
+        y = fd.ops.linear(x, w, b)
+        place(mesh, {1: X}, x, w)
+        place(mesh, {0: X}, y)
+        place(mesh, {}, b)
+        terms_one_by_one(y, 3)
+        fd.add_output(y)
+
+    fd, x, w, b = define(build), integers(9, 6), integers(5, 6), integers(5)
+    run(fd, [x, w, b], [x @ w.T + b])
+    assert kinds(fd) == [("deliver", X)]
 
 
 def test_terms_are_made_in_memory_that_peers_read() -> None:

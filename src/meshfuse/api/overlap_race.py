@@ -93,7 +93,7 @@ def settle_form(contest: Contest, communicator: Communicator) -> OverlapChoice:
 
 
 def _raced(contest: Contest, communicator: Communicator) -> OverlapChoice:
-    track = _Track(contest, communicator, _race_arguments(contest.bound), {})
+    track = Track(contest, communicator, _race_arguments(contest.bound), {})
     with _generators_as_they_were(contest.device):
         rows = race(contest.forms, track)
     found = winner(rows, is_required=contest.is_required)
@@ -139,7 +139,7 @@ def _frozen_key(contest: Contest) -> str:
 
 @final
 @dataclass(slots=True)
-class _Track:
+class Track:
     """One rank's part of a race: see host/race.py. `executables`: what is ready to run."""
 
     contest: Contest

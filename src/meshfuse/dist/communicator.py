@@ -300,7 +300,7 @@ class Communicator:
         """
         if len(team) == 1:
             return [list(mine)]
-        numbers = torch.tensor(mine)
+        numbers = torch.tensor(mine, dtype=torch.int64)
         found = torch.empty(len(team) * len(mine), dtype=torch.int64)
         request = CollectiveRequest(
             AGREEMENT_NUMBER, "all_gather", team, numbers, found, None, purpose

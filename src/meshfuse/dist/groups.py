@@ -59,7 +59,11 @@ class Group:
         return self._sequence
 
     def announce_next(self, text: str) -> None:
-        """Say, before it is posted, that this rank comes to the group's next collective."""
+        """Say, before it is posted, that this rank comes to the group's next collective.
+
+        Raises CommunicationError for a broken group: what it has said of its failure stays.
+        """
+        self._usable_backend(text)
         try:
             self.board.announce(Notice(Standing.waits, self._sequence + 1, text))
         except RuntimeError as error:
@@ -127,7 +131,7 @@ class Group:
         self.abandon(str(failure))
         return failure
 
-    def _usable_backend(self, request: CollectiveRequest) -> CollectiveBackend:
+    def _usable_backend(self, request: CollectiveRequest | str) -> CollectiveBackend:
         if self._backend is None:
             raise CommunicationError(
                 f"{request}: the group failed before, and stays so until the process group is "

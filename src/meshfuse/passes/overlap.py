@@ -96,7 +96,7 @@ def _find_binding(
             reasons.append(f"a rank holds {extent} of axis {axis} of {tensor}")
         else:
             return _Binding(communication, tensor, axis, contraction)
-    return "; ".join(reasons) or f"{op_name(communication)} has no axis for {form}"
+    return "; ".join(reasons) or f"{op_name(communication)} has no axis for {form.way.value}"
 
 
 def _axes_for(
