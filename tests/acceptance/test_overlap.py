@@ -107,6 +107,33 @@ def test_rows_are_scattered_in_chunks_of_columns(d: int) -> None:
         assert len(loops(fd.fec.host_program())) == (d > 1)
 
 
+def gathered_rows(d: int) -> FusionDefinition:
+    """Ranks have blocks of rows, and want the whole product."""
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        x, w = dense(fd, 4 * d, 4), dense(fd, 5, 4)
+        y = fd.ops.linear(x, w)
+        place(mesh, {0: X}, x)
+        place(mesh, {}, w, y)
+        fd.add_output(y)
+
+    return define(build)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_blocks_are_exchanged_by_peers(d: int, pieces: int) -> None:
+    form = Overlap.peers(pieces)
+    x, w = integers(4 * d, 4), integers(5, 4)
+    for outputs in simulate(gathered_rows(d), [x, w], overlap=form):
+        assert torch.equal(local(outputs[0]), linear(x, w))
+    x, w = integers(4 * d, 2 * d), integers(8, 2 * d)
+    wanted = linear(x, w).chunk(d)
+    for outputs, part in zip(simulate(scattered(d), [x, w], overlap=form), wanted, strict=True):
+        assert torch.equal(local(outputs[0]), part)
+
+
 def gathered_in_batches(d: int) -> FusionDefinition:
     """Ranks have parts of each sequence, and columns of the weights."""
     mesh = mesh_of(d)

@@ -21,6 +21,7 @@ from meshfuse.host.cooperative import CooperativeRun
 from meshfuse.host.events import CALLER, AwaitMark, Event, Mark
 from meshfuse.host.executors import run_executable
 from meshfuse.host.load import load
+from meshfuse.host.memory_use import memory_use
 from meshfuse.host.nodes import ForLoop, HostProgram, Node, OnStream, Record, WaitEvent, all_nodes
 from meshfuse.host.parser import parse_host_program
 from meshfuse.host.plan import Executable
@@ -177,6 +178,14 @@ def test_simulated_values_on_any_number_of_streams(ranks: int, streams: int) -> 
     shards = {rank: [a[:, rank : rank + 1].contiguous(), b] for rank in range(ranks)}
     for [found] in simulate(executables, shards).values():
         assert torch.equal(found, a @ b)
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4, 8])
+def test_memory_is_that_of_one_iteration_for_each_stream(streams: int) -> None:
+    """Inputs and the result are there all the time; an iteration gathers [2, 2, 4] floats."""
+    host = lowered(gathered_rows(6), chunks_of(6), streams)
+    whole = 4 * (6 * 2 * 4 + 4 * 5 + 6 * 2 * 2 * 5)
+    assert memory_use(host, {}, 0).peak == whole + min(streams, 6) * 4 * 2 * 2 * 4
 
 
 # The verifier.
