@@ -14,7 +14,7 @@ import torch
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.collectives import CollectiveRequest, Transfer
-from meshfuse.expr import IntExpr, evaluate
+from meshfuse.expr import IntExpr, const, evaluate
 from meshfuse.facts.holdings import value_at
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
@@ -93,9 +93,9 @@ class BoundTransfer:
     shape: tuple[IntExpr, ...]
     order: tuple[int, ...]
     owner: IntExpr
-    bytes: IntExpr
-    pieces: tuple[str, ...]
     cause: str
+    bytes: IntExpr = const(0)
+    pieces: tuple[str, ...] = ()
 
     @property
     def all_extents(self) -> tuple[IntExpr, ...]:

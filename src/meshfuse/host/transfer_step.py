@@ -112,7 +112,7 @@ def bind_transfer(
         out.shape,
         out.memory_order,
         node.owner,
+        node.cause,
         node.bytes,
         tuple(name for name in loops if name not in chosen),
-        node.cause,
     )

@@ -40,7 +40,8 @@ def test_each_place_gets_the_chunk_of_one(
     rotated = mod(J + PLACE, 3)
     found = bound(collective, rotated, rank=3).at({"j": j, PLACE.name: 1})
     assert found.team == (5, 3, 4)
-    assert found.transfer == Transfer(1, sources)
+    assert (found.transfer.place, found.transfer.sources) == (1, sources)
+    assert (found.transfer.most_bytes, found.transfer.chunk) == (0, (2,))
     assert found.transfer.is_own == (j == 0)
     assert found.transfer.moves == (j > 0)
 
