@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from gloo_run import run_ranks
+from gloo_run import observe_ranks, run_ranks
 from meshfuse import DistributedTensor, FusionDefinition, ParallelType
 from meshfuse.api import overlap_choice, overlap_race
 from meshfuse.base.errors import Unsupported
@@ -258,6 +258,17 @@ def keep(rank: int, size: int) -> list[Any]:
 
 def test_a_race_leaves_inputs_and_random_numbers_alone() -> None:
     assert run_ranks(keep, 2, environ=no_cache) == [[True, True]] * 2
+
+
+def differ(rank: int, size: int) -> None:
+    open_gate()
+    row_parallel().execute(inputs_of(rank), overlap="auto" if rank == 0 else "off")
+
+
+def test_ranks_that_ask_for_different_things_are_told() -> None:
+    for outcome in observe_ranks(differ, 2, environ=no_cache):
+        assert "run different programs" in (outcome.error or "")
+        assert "a race of forms of overlap of program" in (outcome.error or "")
 
 
 def cache_in(folder: Path) -> Callable[[int], dict[str, str]]:
