@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
 
 from gloo_run import observe_ranks
+from gpu_run import environment
 from meshfuse import DataType, FusionDefinition, TensorView
 from meshfuse.multidevice import DeviceMesh, shard_tensor
 from sharded_cases import CASES, Built, check_outputs, integers
-
-PORT = "29571"
 
 
 def shards_of(built: Built, device: torch.device) -> list[torch.Tensor]:
@@ -37,11 +34,6 @@ def run_all_cases(rank: int, world_size: int) -> list[str]:
         check_outputs(built, world_size, rank, outputs)
         done.append(name)
     return done
-
-
-def environment(rank: int) -> dict[str, str]:
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": PORT}
-    return {**os.environ, **address, "LOCAL_RANK": str(rank)}
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

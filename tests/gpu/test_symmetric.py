@@ -9,9 +9,9 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from test_cuda import environment
 
 from gloo_run import observe_ranks
+from gpu_run import environment
 from meshfuse.base.errors import Unsupported
 from meshfuse.dist.communicator import Communicator
 from peer_programs import gather_then_multiply, multiply_then_scatter, pipelined_mlp
