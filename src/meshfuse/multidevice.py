@@ -4,6 +4,7 @@ from meshfuse.api.dtensor_function import DTensorFunction
 from meshfuse.api.dtensors import execute_with_dtensors
 from meshfuse.api.mesh import DeviceMesh
 from meshfuse.api.mesh_plan import MeshPlan, PlannedCommunication
+from meshfuse.api.multidevice_executor import MultiDeviceExecutor, MultiDeviceExecutorParams
 from meshfuse.api.overlap_choice import OverlapChoice
 from meshfuse.api.planning import plan
 from meshfuse.api.sharding import Sharding, shard_tensor
@@ -25,6 +26,8 @@ __all__ = [
     "DeviceMesh",
     "DistributedTensor",
     "MeshPlan",
+    "MultiDeviceExecutor",
+    "MultiDeviceExecutorParams",
     "Overlap",
     "OverlapChoice",
     "PlannedCommunication",

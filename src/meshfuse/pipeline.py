@@ -95,7 +95,9 @@ def compile(
     return _compile_segments(segmented, notes, signature, kernels, options)
 
 
-def outline_program(program: Program, form: Overlap = PLAIN) -> Compilation:
+def outline_program(
+    program: Program, form: Overlap = PLAIN, options: Options = NO_OPTIONS
+) -> Compilation:
     """As `compile`, but no kernel is scheduled or lowered: each has its arguments and no body.
 
     For planning: what moves and what is allocated is all there. Raises as `compile`.
@@ -107,7 +109,7 @@ def outline_program(program: Program, form: Overlap = PLAIN) -> Compilation:
         for part in segmented.segments
         if executor_class(part.scheduler) is KernelExecutor
     }
-    host = _verified(lower_to_host(segmented, kernels), NO_OPTIONS)
+    host = _verified(lower_to_host(segmented, kernels, options), options)
     return Compilation(host, {}, segmented, notes, {})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import final
 
@@ -15,9 +15,11 @@ from meshfuse.api.prepared import Prepared
 from meshfuse.base.errors import UserError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import Options, with_options
+from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.dtensor import is_dtensor
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.facts.overlap_form import PLAIN, Overlap
+from meshfuse.host.postings import postings_of
 from meshfuse.runtime.arguments import Argument, Signature, check_arguments, flatten_inputs
 
 
@@ -48,6 +50,15 @@ class Bound:
     prepared: Prepared
     key: CallKey
     given: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+def posted_by_this_rank(bound: Bound) -> Iterator[str]:
+    """The communications of a call, a line each, in the order in which this rank posts them."""
+    rank = Communicator.instance().rank()
+    executable = bound.prepared.compiled.executor.compile(rank)
+    if not executable.is_outside:
+        sizes = executable.sizes(bound.arguments, bound.given)
+        yield from postings_of(executable.program, sizes, rank)
 
 
 def options_of_call(

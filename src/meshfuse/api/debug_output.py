@@ -1,15 +1,14 @@
-"""What MESHFUSE_DUMP prints of a compiled program."""
+"""What MESHFUSE_DUMP prints of a call, and of the program that was compiled for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from meshfuse.base.options import Options
 from meshfuse.codegen.cpp import PRELUDE
 from meshfuse.codegen.source import KernelSource
-from meshfuse.host.nodes import Communicate, all_nodes
-from meshfuse.host.printer import print_host_program, print_node
+from meshfuse.host.printer import print_host_program
 from meshfuse.ir.printer import print_program
 from meshfuse.ir.program import Program
 from meshfuse.kernel.printer import print_kernel
@@ -73,11 +72,6 @@ def _host_program(program: Program, compilation: Compilation) -> str:
     return print_host_program(replace(compilation.host, kernels={}))
 
 
-def _communications(program: Program, compilation: Compilation) -> str:
-    nodes = (node for node in all_nodes(compilation.host.body) if isinstance(node, Communicate))
-    return "\n".join(print_node(node) for node in nodes)
-
-
 def _notes(program: Program, compilation: Compilation) -> str:
     return "\n".join(map(str, compilation.notes))
 
@@ -102,19 +96,33 @@ DUMPS: dict[str, Dump] = {
     "cuda_kernel": _sources,
     "cuda_full": _whole_sources,
     "host_ir": _host_program,
-    "communication": _communications,
 }
-"""The dump options that mean something here, in the order of compiling. The others print nothing.
+"""The dump options that mean something here, in the order of compiling; `communication` comes last.
+The others print nothing.
 
 `cuda_kernel` is the kernels' C++, `cuda_full` the same with the prelude in front of it.
 """
 
 
-def debug_output(options: Options, program: Program, compilation: Compilation) -> str:
-    """Everything that the options ask for, each under a title; "" for nothing."""
+def debug_output(
+    options: Options,
+    program: Program,
+    compilation: Compilation,
+    postings: Callable[[], Iterable[str]],
+) -> str:
+    """Everything that the options ask for, each under a title; "" for nothing.
+
+    `postings` gives the communications of the call, a line each.
+    """
     parts = [
-        f"-- {name} --\n{dump(program, compilation)}\n"
+        _section(name, dump(program, compilation))
         for name, dump in DUMPS.items()
         if options.is_dumped(name)
     ]
+    if options.is_dumped("communication"):
+        parts.append(_section("communication", "\n".join(postings())))
     return "\n".join(parts)
+
+
+def _section(name: str, text: str) -> str:
+    return f"-- {name} --\n{text}\n"

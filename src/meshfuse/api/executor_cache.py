@@ -16,6 +16,7 @@ from meshfuse.api.bound_call import (
     check_ranks,
     check_taken,
     options_of_call,
+    posted_by_this_rank,
     take_inputs,
 )
 from meshfuse.api.debug_output import debug_output, kernel_text, scheduled_text
@@ -72,6 +73,7 @@ class FusionExecutorCache:
     __slots__ = (
         "_choices",
         "_debug_output",
+        "_enable",
         "_frozen",
         "_hot_calls",
         "_last",
@@ -91,12 +93,14 @@ class FusionExecutorCache:
         auto_schedule: bool = True,
         schedule: Callable[[], None] | None = None,
         scheduler: str = "",
+        enable: Sequence[str] = (),
     ) -> None:
         """`schedule`, if given, schedules the program as one kernel: see UserSchedules.
 
-        `scheduler`, if given, has taken the program, which is one segment of another.
+        `scheduler`, if given, has taken the program, which is one segment of another. `enable`:
+        options of all calls, besides those in the environment.
         """
-        self._scheduler = scheduler
+        self._scheduler, self._enable = scheduler, enable
         self.fusion_id = fusion_id
         self._recording = fusion.recording
         self._frozen: FrozenProgram | None = None
@@ -182,7 +186,7 @@ class FusionExecutorCache:
                 capture,
                 given,
             )
-            bound = self._in_chosen_form(bound, overlap, communicator, trace)
+            bound = self.in_chosen_form(bound, overlap, communicator, trace)
             executor = bound.prepared.compiled.executor
             outputs = executor.run(bound.arguments, communicator, trace, bound.given, call)
             if profiler is not None:
@@ -270,7 +274,7 @@ class FusionExecutorCache:
             prepared = self._prepare(self.frozen_program(), key, where, redo=False, trace=trace)
         return replace(bound, prepared=prepared, key=key)
 
-    def _in_chosen_form(
+    def in_chosen_form(
         self,
         bound: Bound,
         overlap: Overlapping | None,
@@ -380,7 +384,7 @@ class FusionExecutorCache:
             return self._frozen
         with self._recording.lock:
             if self._frozen is None:
-                self._frozen = freeze_program(self._recording.program)
+                self._frozen = freeze_program(self._recording.program, self._enable)
             return self._frozen
 
     # Answers about the most recent call.
@@ -486,8 +490,9 @@ class FusionExecutorCache:
         return found.compiled.compilation
 
     def _dump(self, bound: Bound) -> str:
-        compilation = bound.prepared.compiled.compilation
-        return debug_output(bound.key.options, self.frozen_program().program, compilation)
+        compiled, program = bound.prepared.compiled, self.frozen_program().program
+        postings = partial(posted_by_this_rank, bound)
+        return debug_output(bound.key.options, program, compiled.compilation, postings)
 
 
 def _leave_as_it_is() -> None:

@@ -11,7 +11,7 @@ import torch
 from meshfuse.api.tensor_view import TensorView
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.base.frozen import frozen_dataclass
-from meshfuse.base.options import Options, options_from_environment
+from meshfuse.base.options import Options, options_from_environment, with_options
 from meshfuse.cache import fingerprint
 from meshfuse.dist.shard import number_digits
 from meshfuse.dist.tensor import DistributedTensor
@@ -43,8 +43,8 @@ class FrozenProgram:
     options: Options
 
 
-def freeze_program(program: Program) -> FrozenProgram:
-    """Hash the program's text, and read the environment's options."""
+def freeze_program(program: Program, enable: Sequence[str] = ()) -> FrozenProgram:
+    """Hash the program's text, and read the environment's options; those of `enable` go first."""
     meshes: dict[DeviceMesh, TensorName] = {}
     for tensor in program.fusion.tensors:
         mesh = program.schedule(tensor).mesh
@@ -56,7 +56,7 @@ def freeze_program(program: Program) -> FrozenProgram:
         for want in expected
     )
     key = fingerprint(program)
-    options = options_from_environment(os.environ)
+    options = with_options(options_from_environment(os.environ), enable)
     return FrozenProgram(program, key, expected, shardings, meshes, options)
 
 
