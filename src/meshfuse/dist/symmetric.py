@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from itertools import count
 from typing import Any, ClassVar, cast, final
 from zlib import crc32
@@ -30,6 +29,7 @@ from meshfuse.base.errors import InvariantError, Unsupported
 from meshfuse.dist.arena import Arena, Use, Window
 from meshfuse.dist.board import identify_process
 from meshfuse.dist.collectives import CollectiveRequest, Posting, Transfer, check_request
+from meshfuse.dist.deadlines import DEFAULT_SECONDS, backend_limit
 
 _FLAG_BYTES = 1 << 16
 _WAIT_UNTIL_AT_LEAST = 0
@@ -102,7 +102,7 @@ def name_group(name: str, place: int, ranks: int, store: dist.Store) -> dist.Pro
     """
     group = dist.ProcessGroup(store, place, ranks)
     alone = dist.PrefixStore(f"alone {place}", store)
-    backend = dist.ProcessGroupGloo(alone, 0, 1, timedelta(minutes=1))
+    backend = dist.ProcessGroupGloo(alone, 0, 1, backend_limit(DEFAULT_SECONDS))
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     dist.distributed_c10d._register_process_group(cast(Any, name), group)
