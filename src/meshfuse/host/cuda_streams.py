@@ -6,11 +6,15 @@ from __future__ import annotations
 from collections import deque
 from threading import Lock
 from types import TracebackType
-from typing import ClassVar, final
+from typing import ClassVar, Final, final
 
 import torch
 
 from meshfuse.host.events import CALLER, AwaitMark, Event, Mark, SwitchStream
+
+
+_PRIORITIES: Final = 3
+"""Of torch's streams, besides the ordinary one; lower numbers go first."""
 
 
 @final
@@ -38,10 +42,15 @@ class StreamPool:
             return cls._pools[device]
 
     def stream(self, number: int) -> torch.cuda.Stream:
-        """Worker stream `number`, made when first asked for."""
+        """Worker stream `number`, made when first asked for.
+
+        Of iterations that are ready together the first has the multiprocessors first: what it has
+        made is then sent while the next one computes. Sharing them, both would end late.
+        """
         with self._lock:
             while len(self._streams) <= number:
-                self._streams.append(torch.cuda.Stream(self._device))
+                priority = min(len(self._streams) - _PRIORITIES, 0)
+                self._streams.append(torch.cuda.Stream(self._device, priority))
             return self._streams[number]
 
     def take_event(self) -> torch.cuda.Event:

@@ -392,7 +392,8 @@ class Cuda:
     events: int = 0
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def make_stream(device: torch.device) -> CudaStream:
+        def make_stream(device: torch.device, priority: int) -> CudaStream:
+            assert priority == min(self.streams - 3, 0)  # the first goes first
             self.streams += 1
             return CudaStream(f"worker {self.streams - 1}", self)
 
