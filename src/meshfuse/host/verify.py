@@ -19,13 +19,14 @@ from meshfuse.host.nodes import (
 from meshfuse.host.printer import print_node
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.kernel.nodes import IndexName
 
 
 def verify_host_program(program: HostProgram) -> None:
     """Raise InvariantError, quoting the node, at the first thing that is wrong."""
     alive: set[TensorName | ScalarName] = set(program.inputs)
     alive.update(() if program.random is None else program.random.outs)
-    _verify_body(program, program.body, alive, set())
+    _verify_body(program, program.body, alive, set(), ())
     for output in program.outputs:
         if output.buffer not in alive and output.alias is None:
             raise InvariantError(f"output {output.buffer} does not exist at the end")
@@ -36,16 +37,22 @@ def _verify_body(
     body: Sequence[Node],
     alive: set[TensorName | ScalarName],
     numbers: set[int],
+    indices: tuple[IndexName, ...],
 ) -> None:
-    """Check nodes in a row; `alive` becomes what exists behind them, `numbers` the posted ones."""
+    """Check nodes in a row; `alive` becomes what exists behind them, `numbers` the posted ones.
+
+    `indices` are those of the loops around them.
+    """
     pending: dict[int, Communicate] = {}
     for node in body:
         _check_names(program, node, alive)
         if isinstance(node, ForLoop):
             inside = set(alive)
-            _verify_body(program, node.body, inside, numbers)
+            _verify_body(program, node.body, inside, numbers, (*indices, node.index))
             _check_iteration(node, alive, inside)
         _check_communication(node, pending, numbers)
+        if isinstance(node, Evaluate):
+            _check_sum(node, indices)
         alive.update(names_defined(node))
         if isinstance(node, Free):
             alive.difference_update(node.buffers)
@@ -56,6 +63,14 @@ def _verify_body(
             del pending[node.number]
     if pending:
         raise InvariantError(f"never awaited: {print_node(next(iter(pending.values())))}")
+
+
+def _check_sum(node: Evaluate, indices: tuple[IndexName, ...]) -> None:
+    if node.sum_over is not None and (node.into is None or node.sum_over not in indices):
+        raise InvariantError(
+            f"{print_node(node)}: sum_over={node.sum_over} wants a buffer to add to, and that loop "
+            "around it"
+        )
 
 
 def _check_iteration(
