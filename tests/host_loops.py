@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from meshfuse import FusionDefinition, ParallelType, TensorView
 from meshfuse.host.check import check_host_program
-from meshfuse.host.nodes import ForLoop, HostProgram, all_nodes
+from meshfuse.host.nodes import (
+    ForLoop,
+    HostProgram,
+    Node,
+    Record,
+    WaitEvent,
+    all_nodes,
+    nodes_in_row,
+)
 from meshfuse.host.parser import parse_host_program
 from meshfuse.host.printer import print_host_program
 from meshfuse.ir.parser import parse_program
@@ -47,4 +56,13 @@ def host_program(
 
 
 def loops(host: HostProgram) -> list[ForLoop]:
-    return [node for node in all_nodes(host.body) if isinstance(node, ForLoop)]
+    """The loops over chunks, with what is done in them on whatever stream."""
+    found = [node for node in all_nodes(host.body) if isinstance(node, ForLoop)]
+    bodies = [tuple(n for n in nodes_in_row(loop.body) if not _is_mark(n)) for loop in found]
+    return [
+        replace(loop, body=body) for loop, body in zip(found, bodies, strict=True) if body != ()
+    ]
+
+
+def _is_mark(node: Node) -> bool:
+    return isinstance(node, Record | WaitEvent)

@@ -14,6 +14,7 @@ import torch
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import Options
 from meshfuse.base.trace import Activity, Trace
+from meshfuse.facts.overlap_form import PLAIN, Overlap
 from meshfuse.host.executors import WHOLE_PROGRAM, HostIrExecutor
 from meshfuse.ir.printer import print_program
 from meshfuse.ir.program import Program
@@ -33,6 +34,7 @@ class CacheKey:
 
     `program` is a fingerprint. `scheduler`: "" for a program that is cut into segments, USER for
     one kernel as its user scheduled it, else who has taken the program, which is one segment.
+    `form`: of a program that is cut into segments.
     """
 
     program: str
@@ -40,6 +42,7 @@ class CacheKey:
     options: Options
     device: str
     scheduler: str = ""
+    form: Overlap = PLAIN
 
 
 @final
@@ -67,7 +70,7 @@ def fingerprint(program: Program) -> str:
 
 def _translate(program: Program, key: CacheKey, kernels: bool) -> Compilation:
     if not key.scheduler:
-        return compile(program, key.signature, kernels=kernels, options=key.options)
+        return compile(program, key.signature, kernels=kernels, options=key.options, form=key.form)
     if key.scheduler == USER:
         return compile_scheduled(program, key.signature, kernels=kernels, options=key.options)
     return compile_segment(
@@ -117,15 +120,16 @@ class FusionCache:
         options: Options,
         *,
         scheduler: str = "",
+        form: Overlap = PLAIN,
         trace: Trace | None = None,
     ) -> CompiledProgram:
         """The program compiled for arguments of this signature, now or before.
 
-        `key` is the program's fingerprint, which callers keep; for `scheduler` see CacheKey.
-        Compiling is a span of `trace`. Sizes are no part of the signature: others reuse what was
-        compiled. Raises what `pipeline.compile` does; a failure is not kept.
+        `key` is the program's fingerprint, which callers keep; for `scheduler` and `form` see
+        CacheKey. Compiling is a span of `trace`. Sizes are no part of the signature: others reuse
+        what was compiled. Raises what `pipeline.compile` does; a failure is not kept.
         """
-        wanted = CacheKey(key, signature, options, str(device), scheduler)
+        wanted = CacheKey(key, signature, options, str(device), scheduler, form)
         with self._lock:
             promised = self._entries.get(wanted)
             if promised is None:

@@ -9,7 +9,7 @@ and host/load.py makes what it returns run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import final
 
 from meshfuse.base.errors import Unsupported
@@ -18,6 +18,7 @@ from meshfuse.base.options import NO_OPTIONS, Options
 from meshfuse.base.trace import Note
 from meshfuse.codegen.cpp import print_cpp
 from meshfuse.codegen.source import KernelSource
+from meshfuse.facts.overlap_form import PLAIN, Overlap
 from meshfuse.facts.refusal import Refusal
 from meshfuse.facts.views import is_in_place
 from meshfuse.host.check import require_sound
@@ -36,7 +37,13 @@ from meshfuse.kernel.nodes import IndexName
 from meshfuse.kernel.outline import outline
 from meshfuse.kernel.verify import verify_kernel
 from meshfuse.passes.join_reductions import join_reductions
-from meshfuse.passes.pipeline import BEFORE_USER_SCHEDULE, run_passes
+from meshfuse.passes.overlap import BOUND, binds
+from meshfuse.passes.pipeline import (
+    BEFORE_USER_SCHEDULE,
+    overlap_notes,
+    passes_for,
+    run_passes,
+)
 from meshfuse.passes.place_locally import place_locally
 from meshfuse.runtime.arguments import Signature
 from meshfuse.runtime.executors import KernelExecutor
@@ -75,24 +82,25 @@ def compile(
     *,
     kernels: bool = True,
     options: Options = NO_OPTIONS,
+    form: Overlap = PLAIN,
 ) -> Compilation:
-    """Compile a program for arguments of a signature.
+    """Compile a program for arguments of a signature, in a form of overlap.
 
     Without `kernels` (for a device or machine that has no compiler) every segment runs op by op.
     Raises UserError for a schedule that contradicts itself, Unsupported for a legal program that is
     beyond this version, naming tensor and stage.
     """
-    prepared, notes = run_passes(program)
+    prepared, notes = run_passes(program, passes_for(form))
     segmented = form_loops(segment(prepared, _accepts_locally))
     return _compile_segments(segmented, notes, signature, kernels, options)
 
 
-def outline_program(program: Program) -> Compilation:
+def outline_program(program: Program, form: Overlap = PLAIN) -> Compilation:
     """As `compile`, but no kernel is scheduled or lowered: each has its arguments and no body.
 
     For planning: what moves and what is allocated is all there. Raises as `compile`.
     """
-    prepared, notes = run_passes(program)
+    prepared, notes = run_passes(program, passes_for(form))
     segmented = form_loops(segment(prepared, _accepts_locally))
     kernels = {
         part.name: LoweredKernel(outline(part.program, part.name), {})
@@ -101,6 +109,20 @@ def outline_program(program: Program) -> Compilation:
     }
     host = _verified(lower_to_host(segmented, kernels), NO_OPTIONS)
     return Compilation(host, {}, segmented, notes, {})
+
+
+def forms_of(
+    program: Program, candidates: Sequence[Overlap]
+) -> tuple[tuple[Overlap, ...], tuple[Note, ...]]:
+    """Those of `candidates` that make something else of a program than its plain form, and notes
+    on what they could not do. Raises as `compile`."""
+    found: list[Overlap] = []
+    notes: list[Note] = []
+    for form, said in overlap_notes(program, candidates):
+        if binds(said):
+            found.append(form)
+        notes += (note for note in said if note.kind != BOUND)
+    return tuple(found), tuple(dict.fromkeys(notes))
 
 
 def compile_segment(

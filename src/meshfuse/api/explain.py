@@ -8,7 +8,7 @@ from dataclasses import replace
 from meshfuse.base.trace import Note
 from meshfuse.expr.nodes import Symbol
 from meshfuse.facts.sharding import Sharding, describe, describe_axes, sharding_of
-from meshfuse.host.nodes import Communicate, ForLoop, HostProgram, all_nodes
+from meshfuse.host.nodes import Communicate, HostProgram, all_nodes, loop_around
 from meshfuse.host.printer import print_host_program
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import DeviceMesh
@@ -173,12 +173,11 @@ def _reasons(program: Program, host: HostProgram, notes: Sequence[Note]) -> dict
 def _describe_communications(host: HostProgram, reasons: dict[int, Note]) -> list[str]:
     """A paragraph each: what, over which ranks, from where to where, how much, and for what."""
     lines: list[str] = []
-    loops = [node for node in all_nodes(host.body) if isinstance(node, ForLoop)]
     for node in communications(host):
         note = reasons.get(node.number)
         have, want = host.buffers[node.src].sharding, host.buffers[node.out].sharding
         assert have is not None and want is not None
-        loop = next((found for found in loops if node in found.body), None)
+        loop = loop_around(host.body, node)
         times, in_all = ("", "") if loop is None else (f", {loop.count} times", " in all")
         received = f"; each rank receives {note.bytes}{in_all}" if note and note.bytes else ""
         lines += [

@@ -108,13 +108,20 @@ class Posting:
     `work` is None when nothing is to be waited for. `steps` is what makes `out` of what has
     arrived: whoever waits calls `advance` each time that the work has completed, on the stream that
     waits. `sequence` counts the collectives of the backend, from 1; 0 if the collective never
-    reached one.
+    reached one. `posts_again`: one of the steps does, so that ranks must come to the wait in one
+    order with their posts.
     """
 
     request: CollectiveRequest
     work: dist.Work | None = None
     steps: tuple[Callable[[], dist.Work | None], ...] = ()
     sequence: int = 0
+    posts_again: bool = False
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether the first step, or the end of the wait, is held up by nothing."""
+        return self.work is None or self.work.is_completed()
 
     def advance(self) -> None:
         """The work has completed: go on to the next, or make `out` valid; `work` is None then."""
@@ -305,7 +312,7 @@ def _post_scatter_and_gather(
             out.copy_(whole[:elements])
 
     work = backend.alltoall_base(received.view(-1), send, [], [])
-    return Posting(request, work, (reduce_and_gather, cut))
+    return Posting(request, work, (reduce_and_gather, cut), posts_again=True)
 
 
 def _post_reduce_scatter(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from threading import Lock
 from typing import final
 
@@ -16,10 +15,14 @@ from meshfuse.codegen.source import KernelSource
 from meshfuse.dist.calls import Call
 from meshfuse.dist.communicator import Communicator, Pending
 from meshfuse.dist.random_states import draw_alike
+from meshfuse.host.cooperative import CooperativeRun, post
+from meshfuse.host.cuda_streams import WorkerStreams
+from meshfuse.host.events import AwaitWork, Event, Post
 from meshfuse.host.load import load
 from meshfuse.host.nodes import HostProgram, KernelName
-from meshfuse.host.plan import AwaitWork, Drawing, Executable, Plan, Post, Slots
+from meshfuse.host.plan import Drawing, Executable, Plan, Slots
 from meshfuse.host.run import RankProgram, run_nothing, run_plan
+from meshfuse.host.stream_order import StreamOrder
 from meshfuse.runtime.arguments import Argument
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.executors import ALONE_IDS, ExecutorIds
@@ -151,11 +154,38 @@ def _run_started(
     if executable.drawing is not None:  # before anything is posted
         random = _draw(executable.drawing, communicator)
     trace = _with_marks(trace)
+    if plan.order is not None and (plan.communications or executable.device.type == "cuda"):
+        with torch.no_grad():
+            return _run_on_streams(executable, plan, plan.order, slots, communicator, trace, random)
     program = run_plan(executable, plan, slots, trace, random)
     if not executable.evaluates:  # inputs have no grad, and only torch's operations would care
         return _drive(program, communicator, plan.communications, trace)
     with torch.no_grad():
         return _drive(program, communicator, plan.communications, trace)
+
+
+def _run_on_streams(
+    executable: Executable,
+    plan: Plan,
+    order: StreamOrder,
+    slots: Slots,
+    communicator: Communicator,
+    trace: Trace | None,
+    random: RandomState | None,
+) -> list[torch.Tensor]:
+    if executable.device.type == "cuda":
+        program = run_plan(executable, plan, slots, trace, random)
+        with WorkerStreams(executable.device) as streams:
+            return _drive(program, communicator, plan.communications, trace, streams.follow)
+    if executable.drawing is not None and random is not None:
+        executable.drawing.bind(slots, random)
+    call = CooperativeRun(plan, order, slots, communicator, trace)
+    try:
+        return call.run(executable)
+    except BaseException as error:
+        if call.to_come:
+            communicator.give_up(f"{type(error).__name__}: {error}")
+        raise
 
 
 def _draw(drawing: Drawing, communicator: Communicator) -> RandomState:
@@ -171,13 +201,19 @@ def _with_marks(trace: Trace | None) -> Trace | None:
     return trace
 
 
+def _stay(event: Event) -> None:
+    """All streams are one."""
+
+
 def _drive(
     program: RankProgram,
     communicator: Communicator,
     communications: int,
     trace: Trace | None = None,
+    follow: Callable[[Event], None] = _stay,
 ) -> list[torch.Tensor]:
-    """Post and wait as the program asks; `trace` is told when transfers are done.
+    """Post and wait as the program asks; `trace` is told when transfers are done, `follow` what the
+    program says of streams.
 
     `communications` is how many waits there will be: a failure before the last of them is told to
     the peers, which would wait for this rank.
@@ -192,13 +228,12 @@ def _drive(
                 return end.value
             match event:
                 case Post(request):
-                    pending[request.number] = communicator.post(request)
-                    if trace is not None:
-                        tell = partial(trace.arrived, request.number)
-                        pending[request.number].when_arrived(tell)
+                    pending[request.number] = post(communicator, request, trace)
                 case AwaitWork(number):
                     pending.pop(number).wait()
                     to_come -= 1
+                case _:
+                    follow(event)
     except BaseException as error:
         if to_come:
             communicator.give_up(f"{type(error).__name__}: {error}")

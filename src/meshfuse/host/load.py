@@ -21,11 +21,13 @@ from meshfuse.host.nodes import (
     KernelName,
     Launch,
     Node,
+    OnStream,
     all_nodes,
 )
 from meshfuse.host.plan import Drawing, Executable, Names, Step
 from meshfuse.host.presence import NodeHere, is_outside, nodes_here
 from meshfuse.host.steps import Binding, bind_empty, bind_step
+from meshfuse.host.stream_steps import OnStreamStep
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
@@ -61,7 +63,7 @@ def load(
     steps = tuple(_bind_steps(((None, others), *here), binding, count()))
     symbols = _symbols_of(program, [node for node, _ in here if node is not None])
     drawing = _drawing_of(program, names, device)
-    return Executable(program, rank, outside, names, prologue, steps, symbols, drawing)
+    return Executable(program, rank, outside, names, prologue, steps, symbols, drawing, device)
 
 
 def _drawing_of(program: HostProgram, names: Names, device: torch.device) -> Drawing | None:
@@ -135,10 +137,15 @@ def _bind_steps(
 ) -> Iterator[Step]:
     """Executors are numbered in the order of the text: the groups of their ids."""
     for node, elsewhere in body:
-        if isinstance(node, ForLoop):
+        if isinstance(node, ForLoop | OnStream):
             inside = nodes_here(binding.program, node.body, binding.rank)
             steps = tuple(_bind_steps(inside, binding, groups))
-            yield LoopStep.of(node.index, node.count, steps)
+            is_loop = isinstance(node, ForLoop)
+            yield (
+                LoopStep.of(node.index, node.count, steps)
+                if is_loop
+                else OnStreamStep.of(node.stream, steps)
+            )
         elif isinstance(node, Launch | Evaluate | Communicate):
             ids = replace(binding.ids, group=next(groups))
             yield bind_step(node, replace(binding, ids=ids))

@@ -32,6 +32,7 @@ from meshfuse.host.sizes import (
     size_demands,
     size_symbols,
 )
+from meshfuse.host.streams import with_streams
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.comm import LocalSlice
@@ -52,8 +53,8 @@ def lower_to_host(
     """The host program of a segmented program.
 
     `kernels` are by segment name; a segment that is no communication and has none is evaluated op
-    by op. `options` say how ranks' terms are added. Raises Unsupported for a size that no input
-    gives.
+    by op. `options` say how ranks' terms are added and how many streams there are for loops. Raises
+    Unsupported for a size that no input gives.
     """
     program = segmented.program
     facts, fusion = facts_of(program), program.fusion
@@ -68,7 +69,9 @@ def lower_to_host(
     coordinates = _coordinates(program, buffers, body)
     given = [entry.symbol for entry in (*symbols, *coordinates)]
     given += [node.index for node in all_nodes(body) if isinstance(node, ForLoop)]
-    check_symbols(buffers.values(), [*given, *fusion.scalars])
+    given += list(fusion.scalars)
+    check_symbols(buffers.values(), given)
+    body = list(with_frees(body, kept))
     return HostProgram(
         inputs=fusion.inputs,
         outputs=outputs,
@@ -81,7 +84,7 @@ def lower_to_host(
         ),
         buffers=buffers,
         kernels=launched,
-        body=tuple(with_frees(body, kept)),
+        body=tuple(with_streams(body, options.number_of_streams, launched, given)),
         coordinates=tuple(coordinates),
         random=next((e for e in fusion.exprs if isinstance(e, RandomSource)), None),
     )

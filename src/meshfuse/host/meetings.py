@@ -13,7 +13,7 @@ from typing import cast, final
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.facts.sharding import Sharding, describe, describe_axes, owners_of
 from meshfuse.host.faults import Fault, FaultKind, node_text, ranks_text
-from meshfuse.host.nodes import Collective, Communicate, HostProgram
+from meshfuse.host.nodes import Collective, Communicate, HostProgram, all_nodes
 from meshfuse.host.presence import takes_part
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
@@ -59,7 +59,8 @@ def requests_of(program: HostProgram) -> list[Request]:
     """The communications of a program, in order."""
     return [
         Request(place, node, _facts(program, node))
-        for place, node in enumerate(program.body)
+        for place, top in enumerate(program.body)
+        for node in all_nodes([top])
         if isinstance(node, Communicate)
     ]
 

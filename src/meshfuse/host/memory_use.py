@@ -18,6 +18,7 @@ from meshfuse.host.nodes import (
     Free,
     HostBuffer,
     HostProgram,
+    OnStream,
     View,
     Wait,
     all_nodes,
@@ -160,6 +161,6 @@ def read_outside_torch(program: HostProgram) -> set[str]:
     """What outputs and nodes other than Evaluate read: it must be dense in its memory order."""
     found: set[str] = {output.buffer for output in program.outputs}
     for node in all_nodes(program.body):
-        if not isinstance(node, Free | Evaluate | ForLoop):
+        if not isinstance(node, Free | Evaluate | ForLoop | OnStream):
             found.update(names_needed(node))
     return found

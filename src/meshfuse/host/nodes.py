@@ -231,8 +231,56 @@ class ForLoop:
     body: Block[tuple[Node, ...]] = ()
 
 
+@final
+@frozen_dataclass
+class OnStream:
+    """The body, on worker stream number `stream`; behind it the one from before is current again.
+
+    As an iteration of a loop, the body frees what it makes and awaits what it posts; of what stands
+    outside it makes and frees nothing. None stands in another.
+    """
+
+    stream: IntExpr
+    body: Block[tuple[Node, ...]] = ()
+
+
+@final
+@frozen_dataclass
+class Record:
+    """Marks all that was put on the current stream so far: event number `event`, which stands once
+    in the text, of this `instance`, which tells iterations apart."""
+
+    event: int
+    instance: IntExpr
+
+
+@final
+@frozen_dataclass
+class WaitEvent:
+    """What follows on the current stream begins behind that mark; the host goes on.
+
+    To wait for a negative instance is to wait for nothing: there is no iteration before the first.
+    """
+
+    event: int
+    instance: IntExpr
+
+
 Node: TypeAlias = (
-    Allocate | Free | Launch | Evaluate | Communicate | Wait | View | Pick | Chunk | Clear | ForLoop
+    Allocate
+    | Free
+    | Launch
+    | Evaluate
+    | Communicate
+    | Wait
+    | View
+    | Pick
+    | Chunk
+    | Clear
+    | ForLoop
+    | OnStream
+    | Record
+    | WaitEvent
 )
 NODES: tuple[type, ...] = (
     Allocate,
@@ -246,15 +294,33 @@ NODES: tuple[type, ...] = (
     Chunk,
     Clear,
     ForLoop,
+    OnStream,
+    Record,
+    WaitEvent,
 )
 
 
 def all_nodes(body: Iterable[Node]) -> Iterator[Node]:
-    """The nodes of a body in the order of the text, those in loops behind their loop."""
+    """The nodes of a body in the order of the text, those inside of others behind these."""
     for node in body:
         yield node
-        if isinstance(node, ForLoop):
+        if isinstance(node, ForLoop | OnStream):
             yield from all_nodes(node.body)
+
+
+def nodes_in_row(body: Iterable[Node]) -> Iterator[Node]:
+    """The nodes of a body, with those on worker streams in their place; a loop is one node."""
+    for node in body:
+        if isinstance(node, OnStream):
+            yield from nodes_in_row(node.body)
+        else:
+            yield node
+
+
+def loop_around(body: Iterable[Node], node: Node) -> ForLoop | None:
+    """The innermost loop around a node that stands somewhere in a body."""
+    loops = (found for found in all_nodes(body) if isinstance(found, ForLoop))
+    return next((loop for loop in loops if node in nodes_in_row(loop.body)), None)
 
 
 @final

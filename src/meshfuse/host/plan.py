@@ -21,10 +21,10 @@ from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.trace import Work
 from meshfuse.dist.agreement import Agreement
-from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.expr import IntExpr, evaluate, free_symbols, is_const
 from meshfuse.expr.generate import compile_expressions
 from meshfuse.facts.sharding import describe
+from meshfuse.host.events import CALLER, Event
 from meshfuse.host.nodes import (
     Covers,
     Demand,
@@ -38,6 +38,7 @@ from meshfuse.host.nodes import (
     all_nodes,
 )
 from meshfuse.host.sequences import sequences_of
+from meshfuse.host.stream_order import StreamOrder, without_known_marks
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
 from meshfuse.runtime.arguments import Argument
@@ -47,27 +48,11 @@ from meshfuse.runtime.random import RandomState
 MOST_PLANS = 256
 """Plans that an executable keeps."""
 
+CPU = torch.device("cpu")
+
 Slots = list[Any]
 """The values of one call by slot: tensors, scalars, and None before and after their life."""
 
-
-@final
-@frozen_dataclass
-class Post:
-    """Start this collective."""
-
-    request: CollectiveRequest
-
-
-@final
-@frozen_dataclass
-class AwaitWork:
-    """Go on when the collective of this number is complete."""
-
-    number: int
-
-
-Event = Post | AwaitWork
 
 Action = Callable[[Slots], Event | None]
 """Does what a node says, or tells the driver what it must do next."""
@@ -113,11 +98,28 @@ class Step(ABC):
 
     def expand(self, sizes: Sizes) -> Iterator[Bound]:
         """All actions of the step: one, but for a loop."""
-        yield self.bind(sizes), self.traced
+        yield Bound(self.bind(sizes), self.traced)
 
 
-Bound = tuple[Action, Traced | None]
-"""An action, and what a trace says of it."""
+@final
+@frozen_dataclass
+class Bound:
+    """An action, and what a trace says of it. `tells`: what it always tells the driver; None for
+    one that does something itself, or posts. `stream`: where it runs."""
+
+    action: Action
+    traced: Traced | None = None
+    tells: Event | None = None
+    stream: int = CALLER
+
+    @staticmethod
+    def telling(event: Event, stream: int = CALLER) -> Bound:
+        """The action that does nothing but tell the driver."""
+        return Bound(lambda slots: event, None, event, stream)
+
+    @property
+    def posts(self) -> bool:
+        return self.traced is not None and self.traced.posts
 
 
 def take(values: Iterator[int], step: Step) -> tuple[int, ...]:
@@ -132,7 +134,8 @@ class Plan:
 
     `traced`: what a trace says of each action. `communications`: how many this rank posts.
     `results` has the global shape of each output, or of the input that it updates; all zeros where
-    a rank cannot know it, as it has no part. `agreements`: on what the ranks meet for.
+    a rank cannot know it, as it has no part. `agreements`: on what the ranks meet for. `order`: how
+    the actions lie on streams, None if all are the caller's.
     """
 
     actions: tuple[Action, ...]
@@ -140,6 +143,7 @@ class Plan:
     results: tuple[tuple[int, ...], ...] = ()
     agreements: tuple[Agreement, ...] = ()
     communications: int = 0
+    order: StreamOrder | None = None
 
 
 @final
@@ -182,7 +186,7 @@ class Executable:
     `prologue`: the arithmetic on scalars that sizes depend on. `symbols`: what its sizes name.
     `evaluates`: operations run through torch. `sizes_are_scalars`: sizes depend on the values of
     scalars, too. `sequences` are what it must agree on with other ranks. `drawing`: of random
-    numbers.
+    numbers. `device`: where it runs.
     """
 
     __slots__ = (
@@ -196,6 +200,7 @@ class Executable:
         "_scalars",
         "_symbols",
         "_tensors",
+        "device",
         "drawing",
         "evaluates",
         "is_outside",
@@ -217,8 +222,10 @@ class Executable:
         steps: Sequence[Step],
         symbols: Sequence[str],
         drawing: Drawing | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.program = program
+        self.device = device
         self.drawing = drawing
         self.rank = rank
         self.is_outside = is_outside
@@ -293,6 +300,16 @@ class Executable:
             return self.start(inputs, given)[0].results
         return _result_shapes(self.program, given or {})  # no input of this rank says more
 
+    def sizes(
+        self, inputs: Sequence[Argument], given: Mapping[str, int] | None = None
+    ) -> dict[str, int]:
+        """What every symbol stands for in a call with these inputs, this rank's coordinates among
+        them. Raises as `start`."""
+        slots: Slots = [*inputs, *[None] * (len(self._names.slots) - len(inputs))]
+        if self._prologue:
+            self._run_prologue(slots)
+        return self._bind_symbols(slots, given or {})
+
     def _run_prologue(self, slots: Slots) -> None:
         names = self._names
         values = {name: slots[i] for name, i in names.slots.items() if slots[i] is not None}
@@ -321,18 +338,18 @@ class Executable:
         for buffer in self._inputs_here():
             wanted = tuple(islice(values, len(buffer.shape)))
             self._check_shape(buffer, slots[self._names.slots[buffer.name]].shape, wanted, symbols)
-        bound = [
+        bound = without_known_marks(
             found
             for step in self.steps
             for found in step.expand(Sizes(take(values, step), symbols))
-        ]
-        traced = tuple(found for _, found in bound)
+        )
         return Plan(
-            tuple(action for action, _ in bound),
-            traced,
+            tuple(found.action for found in bound),
+            tuple(found.traced for found in bound),
             _result_shapes(self.program, symbols),
             tuple(sequence.at(symbols) for sequence in self.sequences),
-            sum(found is not None and found.posts for found in traced),
+            sum(found.posts for found in bound),
+            StreamOrder.of(bound),
         )
 
     def _bind_symbols(self, slots: Slots, given: Mapping[str, int]) -> dict[str, int]:

@@ -33,9 +33,12 @@ from meshfuse.host.nodes import (
     HostProgram,
     Launch,
     Node,
+    OnStream,
     Pick,
+    Record,
     View,
     Wait,
+    WaitEvent,
 )
 from meshfuse.host.presence import nodes_here
 from meshfuse.host.timeline import Item, Kind, Label, Lane, Segments, label_of, wait_for
@@ -85,6 +88,8 @@ def _nodes_done(
         if isinstance(node, ForLoop):
             for k in range(evaluate(node.count, sizes)):
                 yield from _nodes_done(program, node.body, rank, {**sizes, node.index: k})
+        elif isinstance(node, OnStream):
+            yield from _nodes_done(program, node.body, rank, sizes)
         elif node is not None:
             yield node, sizes
 
@@ -93,6 +98,8 @@ def _advance(clock: _Clock, node: Node, model: _Model) -> None:
     match node:
         case Allocate() | Free() | View() | Chunk() | ForLoop():
             pass  # of a loop its body counts
+        case OnStream() | Record() | WaitEvent():
+            pass
         case Launch():
             clock.compute(label_of(node, model.segments), *model.launch(node))
         case Evaluate():

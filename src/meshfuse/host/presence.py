@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from meshfuse.host.nodes import Communicate, Evaluate, ForLoop, Free, HostProgram, Node, Wait
+from meshfuse.host.nodes import (
+    Communicate,
+    Evaluate,
+    ForLoop,
+    Free,
+    HostProgram,
+    Node,
+    OnStream,
+    Record,
+    Wait,
+    WaitEvent,
+)
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.rewrite import read_names
@@ -18,8 +29,9 @@ def nodes_here(program: HostProgram, body: Sequence[Node], rank: int) -> Iterato
     """What the rank does of each node, if anything, with the tensors that are made there and that
     it has no part of.
 
-    A loop is there as a whole: its body is looked at by itself. Ranks take part in a communication,
-    and wait for it, that have a part of its source or of its result.
+    A loop is there as a whole, and so is what is on a worker stream: their bodies are looked at by
+    themselves. Ranks take part in a communication, and wait for it, that have a part of its source
+    or of its result.
     """
     posted = {node.number: node for node in body if isinstance(node, Communicate)}
 
@@ -28,6 +40,9 @@ def nodes_here(program: HostProgram, body: Sequence[Node], rank: int) -> Iterato
         return all(buffer is None or buffer.is_on(rank) for buffer in buffers)
 
     for node in body:
+        if isinstance(node, ForLoop | OnStream | Free | Record | WaitEvent):
+            yield node, ()
+            continue
         elsewhere = tuple(TensorName(n) for n in names_defined(node) if not is_here([n]))
         match node:
             case Evaluate():
@@ -41,8 +56,6 @@ def nodes_here(program: HostProgram, body: Sequence[Node], rank: int) -> Iterato
                 awaited = posted.get(number)
                 is_mine = awaited is None or takes_part(program, awaited, rank)
                 yield (node if is_mine else None), ()
-            case Free() | ForLoop():
-                yield node, ()
             case _:
                 touched = (*names_needed(node), *names_defined(node))
                 yield (node if is_here(touched) else None), elsewhere

@@ -12,8 +12,9 @@ import torch
 
 from meshfuse.base.trace import Activity, Extent, Trace
 from meshfuse.facts.holdings import shape_outside
+from meshfuse.host.events import AwaitWork, Event, Post
 from meshfuse.host.nodes import HostProgram
-from meshfuse.host.plan import Action, AwaitWork, Event, Executable, Plan, Post, Slots, Traced
+from meshfuse.host.plan import Action, Executable, Plan, Slots, Traced
 from meshfuse.runtime.arguments import Argument
 from meshfuse.runtime.executors import bytes_of
 from meshfuse.runtime.random import RandomState
@@ -49,12 +50,12 @@ def run_plan(
     trace: Trace | None = None,
     random: RandomState | None = None,
 ) -> RankProgram:
-    """As `interpret`, of what `Executable.start` gave."""
+    """As `interpret`, of what `Executable.start` gave: in program order, on whatever streams."""
     if executable.drawing is not None and random is not None:
         executable.drawing.bind(slots, random)
     if trace is not None:
         for traced, action in zip(plan.traced, plan.actions, strict=True):
-            yield from _run_traced(traced, action, slots, trace)
+            yield from run_traced(traced, action, slots, trace)
     else:
         for action in plan.actions:
             event = action(slots)
@@ -63,7 +64,7 @@ def run_plan(
     return [slots[place] for place in executable.outputs]
 
 
-def _run_traced(
+def run_traced(
     traced: Traced | None, action: Action, slots: Slots, trace: Trace
 ) -> Generator[Event, None, None]:
     """An action in its span; that of a collective lasts from its post to the end of its wait."""
@@ -85,6 +86,10 @@ def _run_traced(
             trace.awaits(number)
             yield event
             trace.close(number)
+        case _ if event is not None:
+            yield event
+        case _:
+            pass
 
 
 def _measure(traced: Traced, slots: Slots, extent: Extent) -> None:

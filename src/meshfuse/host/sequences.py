@@ -7,7 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from meshfuse.dist.agreement import CommunicationSequence
 from meshfuse.expr import IntExpr, free_symbols
 from meshfuse.facts.sharding import describe
-from meshfuse.host.nodes import Communicate, ForLoop, HostBuffer, HostProgram, SizeOf, all_nodes
+from meshfuse.host.nodes import (
+    Communicate,
+    ForLoop,
+    HostBuffer,
+    HostProgram,
+    SizeOf,
+    all_nodes,
+    loop_around,
+)
 from meshfuse.host.printer import print_node
 
 
@@ -33,23 +41,18 @@ def sequences_of(
     counts = {found.name for loop in loops for found in free_symbols(loop.count)}
     found: list[CommunicationSequence] = []
     for team in sorted(nodes):
-        entries = [_agreed_text(program, node, loops) for node in nodes[team]]
+        entries = [_agreed_text(program, node) for node in nodes[team]]
         entries += ["random numbers"] if team == drawn else []
         names = {name for node in nodes[team] for name in _sizes_of(program, node)} - local
-        names |= counts if any(_loop_around(node, loops) for node in nodes[team]) else set()
+        names |= counts if any(loop_around(program.body, node) for node in nodes[team]) else set()
         texts = {name: _describe_size(name, origins) for name in names}
         found.append(CommunicationSequence.of(team, entries, texts))
     return tuple(found)
 
 
-def _loop_around(node: Communicate, loops: Sequence[ForLoop]) -> ForLoop | None:
-    """The innermost loop around a communication."""
-    return next((loop for loop in loops if node in loop.body), None)
-
-
-def _agreed_text(program: HostProgram, node: Communicate, loops: Sequence[ForLoop]) -> str:
+def _agreed_text(program: HostProgram, node: Communicate) -> str:
     """All that a communication depends on but sizes; the same on every rank."""
-    loop = _loop_around(node, loops)
+    loop = loop_around(program.body, node)
     times = "" if loop is None else f", {loop.count} times"
     sides = (program.buffers[node.src].sharding, program.buffers[node.out].sharding)
     src, out = ("" if side is None else describe(side) for side in sides)

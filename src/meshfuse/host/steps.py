@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import singledispatch
 from itertools import islice
@@ -19,6 +19,7 @@ from meshfuse.dist.bound_collectives import BoundCollective, BoundPart, PlacedTe
 from meshfuse.dist.executors import CommunicationExecutor
 from meshfuse.expr import IntExpr
 from meshfuse.facts.holdings import shape_outside
+from meshfuse.host.events import AwaitWork, Post
 from meshfuse.host.nodes import (
     Allocate,
     Communicate,
@@ -29,12 +30,13 @@ from meshfuse.host.nodes import (
     HostProgram,
     KernelName,
     Launch,
+    OnStream,
     Pick,
     View,
     Wait,
     all_nodes,
 )
-from meshfuse.host.plan import Action, AwaitWork, Names, Post, Sizes, Slots, Step, Traced
+from meshfuse.host.plan import Action, Bound, Names, Sizes, Slots, Step, Traced
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.runtime.allocate import as_dense, dense_strides
@@ -368,7 +370,7 @@ def _results_read(node: Evaluate, binding: Binding) -> tuple[Result, ...]:
     program = binding.program
     outside: set[str] = {output.buffer for output in program.outputs}
     for other in all_nodes(program.body):
-        if other is not node and not isinstance(other, Free | Evaluate | ForLoop):
+        if other is not node and not isinstance(other, Free | Evaluate | ForLoop | OnStream):
             outside.update(names_needed(other))
     buffers = [program.buffers[TensorName(n)] for n in names_defined(node) if n in outside]
     return tuple(
@@ -458,8 +460,14 @@ class WaitStep(Step):
     traced: Traced | None = None
 
     def bind(self, sizes: Sizes) -> Action:
-        event = AwaitWork(self.number + sizes.iteration * self.stride)
+        event = self._awaited(sizes)
         return lambda slots: event
+
+    def expand(self, sizes: Sizes) -> Iterator[Bound]:
+        yield Bound.telling(self._awaited(sizes))
+
+    def _awaited(self, sizes: Sizes) -> AwaitWork:
+        return AwaitWork(self.number + sizes.iteration * self.stride)
 
 
 @bind_step.register

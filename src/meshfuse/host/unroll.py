@@ -6,7 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from meshfuse.expr import const_value, evaluate
-from meshfuse.host.nodes import Communicate, Evaluate, ForLoop, HostProgram, Node, Wait, all_nodes
+from meshfuse.host.nodes import (
+    Communicate,
+    Evaluate,
+    ForLoop,
+    HostProgram,
+    Node,
+    OnStream,
+    Wait,
+    all_nodes,
+)
 
 _SHOWN = 3
 """Iterations that show all: the first, one that follows on one and is followed, the last."""
@@ -15,11 +24,14 @@ _SHOWN = 3
 def iterations(
     body: Iterable[Node], sizes: Mapping[str, int]
 ) -> Iterator[tuple[Node, Mapping[str, int]]]:
-    """The nodes of all iterations, each with the values of all symbols there."""
+    """The nodes of all iterations, each with the values of all symbols there, in the order in which
+    they are issued, on whatever stream."""
     for node in body:
         if isinstance(node, ForLoop):
             for k in range(evaluate(node.count, sizes)):
                 yield from iterations(node.body, {**sizes, node.index: k})
+        elif isinstance(node, OnStream):
+            yield from iterations(node.body, sizes)
         else:
             yield node, sizes
 
@@ -29,7 +41,7 @@ def unrolled(program: HostProgram) -> HostProgram:
 
     Sizes still name the indices. A program without loops is itself.
     """
-    if not any(isinstance(node, ForLoop) for node in program.body):
+    if not any(isinstance(node, ForLoop) for node in all_nodes(program.body)):
         return program
     stride = sum(isinstance(node, Communicate) for node in all_nodes(program.body))
     return replace(program, body=tuple(_unrolled(program.body, 0, stride, {})))
@@ -38,7 +50,7 @@ def unrolled(program: HostProgram) -> HostProgram:
 def _unrolled(
     body: Iterable[Node], iteration: int, stride: int, indices: Mapping[str, int]
 ) -> Iterator[Node]:
-    """What is added to a sum in a first iteration is written."""
+    """What adds to a sum writes it in the first iteration."""
     for node in body:
         match node:
             case ForLoop(count=count):
@@ -47,6 +59,8 @@ def _unrolled(
                 for k in range(shown):
                     inside = {**indices, node.index: k}
                     yield from _unrolled(node.body, iteration * shown + k, stride, inside)
+            case OnStream(body=body):
+                yield replace(node, body=tuple(_unrolled(body, iteration, stride, indices)))
             case Communicate(number=number) | Wait(number=number):
                 yield replace(node, number=number + iteration * stride)
             case Evaluate() if not node.adds(indices):

@@ -16,9 +16,12 @@ from meshfuse.host.nodes import (
     KernelName,
     Launch,
     Node,
+    OnStream,
     Pick,
+    Record,
     View,
     Wait,
+    WaitEvent,
 )
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Broadcast, Cast, Expand, Expr, Permute, Reshape, Squeeze
@@ -39,7 +42,9 @@ def names_defined(node: Node) -> tuple[TensorName | ScalarName, ...]:
         case Evaluate(into, body):
             names = tuple(name for expr in body for name in expr.outs)
             return names if into is None else names[: -len(body[-1].outs)]
-        case Launch() | Communicate() | Wait() | Free() | Pick() | Clear() | ForLoop():
+        case Launch() | Communicate() | Wait() | Free() | Pick() | Clear():
+            return ()
+        case ForLoop() | OnStream() | Record() | WaitEvent():
             return ()
 
 
@@ -60,7 +65,7 @@ def names_written(
             return (into,)
         case Clear(buffer):
             return (buffer,)
-        case ForLoop(body=body):
+        case ForLoop(body=body) | OnStream(body=body):
             return _written_in(body, kernels)
         case _:
             return names_defined(node)
@@ -69,7 +74,7 @@ def names_written(
 def _written_in(
     body: Sequence[Node], kernels: Mapping[KernelName, Kernel]
 ) -> tuple[TensorName | ScalarName, ...]:
-    """What a loop writes of what exists outside, be it by views of that."""
+    """What nodes in a row write of what exists outside, be it by views of that."""
     roots: dict[TensorName | ScalarName, TensorName | ScalarName] = {}
     inside: set[TensorName | ScalarName] = set()
     found: dict[TensorName | ScalarName, None] = {}
@@ -103,7 +108,7 @@ def views_made(node: Node) -> tuple[tuple[TensorName, TensorName], ...]:
 def names_needed(node: Node) -> tuple[TensorName | ScalarName, ...]:
     """The buffers and scalars that must exist before the node, each once."""
     match node:
-        case Allocate() | Wait():
+        case Allocate() | Wait() | Record() | WaitEvent():
             return ()
         case Free(buffers):
             return buffers
@@ -111,7 +116,7 @@ def names_needed(node: Node) -> tuple[TensorName | ScalarName, ...]:
             return (src,)
         case Clear(buffer):
             return (buffer,)
-        case ForLoop(body=body):
+        case ForLoop(body=body) | OnStream(body=body):
             return _needed_by(body)
         case Launch(_, buffers, scalars):
             return tuple(dict.fromkeys((*buffers, *scalars)))

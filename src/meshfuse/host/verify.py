@@ -14,7 +14,11 @@ from meshfuse.host.nodes import (
     HostProgram,
     Launch,
     Node,
+    OnStream,
+    Record,
     Wait,
+    WaitEvent,
+    all_nodes,
 )
 from meshfuse.host.printer import print_node
 from meshfuse.host.uses import names_defined, names_needed
@@ -26,7 +30,9 @@ def verify_host_program(program: HostProgram) -> None:
     """Raise InvariantError, quoting the node, at the first thing that is wrong."""
     alive: set[TensorName | ScalarName] = set(program.inputs)
     alive.update(() if program.random is None else program.random.outs)
-    _verify_body(program, program.body, alive, set(), ())
+    _verify_body(program, program.body, alive, set())
+    _check_events(program.body)
+    _check_sums(program.body, ())
     for output in program.outputs:
         if output.buffer not in alive and output.alias is None:
             raise InvariantError(f"output {output.buffer} does not exist at the end")
@@ -37,22 +43,16 @@ def _verify_body(
     body: Sequence[Node],
     alive: set[TensorName | ScalarName],
     numbers: set[int],
-    indices: tuple[IndexName, ...],
 ) -> None:
-    """Check nodes in a row; `alive` becomes what exists behind them, `numbers` the posted ones.
-
-    `indices` are those of the loops around them.
-    """
+    """Check nodes in a row; `alive` becomes what exists behind them, `numbers` the posted ones."""
     pending: dict[int, Communicate] = {}
     for node in body:
         _check_names(program, node, alive)
-        if isinstance(node, ForLoop):
+        if isinstance(node, ForLoop | OnStream):
             inside = set(alive)
-            _verify_body(program, node.body, inside, numbers, (*indices, node.index))
+            _verify_body(program, node.body, inside, numbers)
             _check_iteration(node, alive, inside)
         _check_communication(node, pending, numbers)
-        if isinstance(node, Evaluate):
-            _check_sum(node, indices)
         alive.update(names_defined(node))
         if isinstance(node, Free):
             alive.difference_update(node.buffers)
@@ -65,21 +65,49 @@ def _verify_body(
         raise InvariantError(f"never awaited: {print_node(next(iter(pending.values())))}")
 
 
-def _check_sum(node: Evaluate, indices: tuple[IndexName, ...]) -> None:
-    if node.sum_over is not None and (node.into is None or node.sum_over not in indices):
-        raise InvariantError(
-            f"{print_node(node)}: sum_over={node.sum_over} wants a buffer to add to, and that loop "
-            "around it"
-        )
+def _check_events(body: Sequence[Node]) -> None:
+    """Each event is recorded in one place; what is waited for is recorded somewhere. No stream is
+    switched to from another than the caller's."""
+    recorded: set[int] = set()
+    for node in all_nodes(body):
+        inside = all_nodes(node.body) if isinstance(node, OnStream) else ()
+        if any(isinstance(found, OnStream) for found in inside):
+            raise InvariantError(f"{print_node(node)}: there is another stream in it")
+        if isinstance(node, Record):
+            if node.event in recorded:
+                raise InvariantError(f"{print_node(node)}: event {node.event} stands twice")
+            recorded.add(node.event)
+    for node in all_nodes(body):
+        if isinstance(node, WaitEvent) and node.event not in recorded:
+            raise InvariantError(f"{print_node(node)}: nothing records this event")
+
+
+def _check_sums(body: Sequence[Node], indices: tuple[IndexName, ...]) -> None:
+    """What is added to is a buffer, over a loop among those around it, which have `indices`."""
+    for node in body:
+        match node:
+            case ForLoop(index, _, inside):
+                _check_sums(inside, (*indices, index))
+            case OnStream(body=inside):
+                _check_sums(inside, indices)
+            case Evaluate(into, _, sum_over) if sum_over is not None:
+                if into is None or sum_over not in indices:
+                    raise InvariantError(f"{print_node(node)}: no such loop, or nothing to add to")
+            case _:
+                pass
 
 
 def _check_iteration(
-    loop: ForLoop, before: set[TensorName | ScalarName], after: set[TensorName | ScalarName]
+    node: ForLoop | OnStream,
+    before: set[TensorName | ScalarName],
+    after: set[TensorName | ScalarName],
 ) -> None:
-    """An iteration leaves what it found: the next one begins with the same."""
+    """An iteration leaves what it found: the next one begins with the same. So does a stream."""
+    is_loop = isinstance(node, ForLoop)
+    subject = f"loop {node.index}: an iteration" if is_loop else f"on_stream({node.stream})"
     for name in sorted(before ^ after):
         verb = "makes and does not free" if name in after else "frees what it did not make,"
-        raise InvariantError(f"loop {loop.index}: an iteration {verb} {name}")
+        raise InvariantError(f"{subject} {verb} {name}")
 
 
 def _check_names(

@@ -7,7 +7,7 @@ Flanagan and Freund do, "FastTrack", 2009), so that every node costs the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -28,9 +28,12 @@ from meshfuse.host.nodes import (
     HostProgram,
     Launch,
     Node,
+    OnStream,
     Pick,
+    Record,
     View,
     Wait,
+    WaitEvent,
 )
 from meshfuse.host.presence import nodes_here
 from meshfuse.host.uses import MAY_SHARE
@@ -86,16 +89,22 @@ class VirtualDevice:
         given = () if self._program.random is None else self._program.random.outs
         for name in (*self._program.inputs, *given):
             self._make_written(name)
-        nodes = nodes_here(self._program, self._program.body, self._rank)
+        self._run(self._program.body)
+        self._place = self._node = None
+        self._finish()
+
+    def _run(self, body: Sequence[Node], inside: int | None = None) -> None:
+        """`inside`: the place of the node that the body stands in, if it is not the program's."""
+        nodes = nodes_here(self._program, body, self._rank)
         for place, (node, elsewhere) in enumerate(nodes):
-            self._place, self._node = place, node
+            self._place, self._node = place if inside is None else inside, node
             self._time.step()
-            if node is not None:
+            if isinstance(node, OnStream):
+                self._run(node.body, self._place)
+            elif node is not None:
                 self._do(node)
             for name in elsewhere:  # empty tensors
                 self._make_written(name)
-        self._place = self._node = None
-        self._finish()
 
     def _tell(
         self, kind: FaultKind, name: Name | None, explanation: str, number: int | None = None
@@ -121,8 +130,10 @@ class VirtualDevice:
                 self._make(out, self._look_up(src).memory)
             case Clear(buffer):
                 self._write(buffer)
-            case ForLoop():
+            case ForLoop() | OnStream():
                 raise InvariantError("loops are unrolled to be checked")
+            case Record() | WaitEvent():
+                pass
             case Launch():
                 self._launch(node)
             case Pick(out, src):

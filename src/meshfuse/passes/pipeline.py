@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from meshfuse.base.trace import Note
+from meshfuse.facts.overlap_form import PLAIN, Overlap
 from meshfuse.ir.program import Program
 from meshfuse.ir.verify import verify
 from meshfuse.passes.concretize import concretize
@@ -16,6 +18,7 @@ from meshfuse.passes.forget_single import forget_single
 from meshfuse.passes.join_reductions import join_reductions
 from meshfuse.passes.mark_aliases import mark_aliases
 from meshfuse.passes.order_sharded_axes import order_sharded_axes
+from meshfuse.passes.overlap import bind_overlap
 from meshfuse.passes.place_updates import place_updates
 from meshfuse.passes.propagate_sharding import propagate_sharding
 from meshfuse.passes.propagate_streams import propagate_streams
@@ -23,7 +26,7 @@ from meshfuse.passes.propagate_streams import propagate_streams
 Pass = Callable[[Program], tuple[Program, tuple[Note, ...]]]
 """A rewrite of a whole Program, and its notes. Raises UserError or Unsupported."""
 
-PRESEGMENTATION: tuple[Pass, ...] = (
+BEFORE_LOOPS: tuple[Pass, ...] = (
     join_reductions,
     forget_loops,
     concretize,
@@ -35,13 +38,31 @@ PRESEGMENTATION: tuple[Pass, ...] = (
     decompose_resharding,
     mark_aliases,
     order_sharded_axes,
-    propagate_streams,
-    finalize_multidevice,
 )
+"""All is where it is to be, and what moves is said."""
 
+LOOPS: tuple[Pass, ...] = (propagate_streams, finalize_multidevice)
+
+PRESEGMENTATION: tuple[Pass, ...] = (*BEFORE_LOOPS, *LOOPS)
 
 BEFORE_USER_SCHEDULE: tuple[Pass, ...] = (concretize, fold_casts)
 """What a program goes through that a user then schedules as one kernel: no tensor vanishes."""
+
+
+def passes_for(form: Overlap) -> tuple[Pass, ...]:
+    """The passes that bring a program into a form of overlap."""
+    if form == PLAIN:
+        return PRESEGMENTATION
+    return (*BEFORE_LOOPS, partial(bind_overlap, form=form), *LOOPS)
+
+
+def overlap_notes(
+    program: Program, forms: Sequence[Overlap]
+) -> Iterator[tuple[Overlap, tuple[Note, ...]]]:
+    """What each form binds, and what it cannot: the passes before are run once for all."""
+    prepared, _ = run_passes(program, BEFORE_LOOPS)
+    for form in forms:
+        yield form, bind_overlap(prepared, form)[1]
 
 
 def run_passes(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from meshfuse.base.errors import InvariantError
+from meshfuse.base.options import NO_OPTIONS, with_options
 from meshfuse.expr import const, symbol
 from meshfuse.host.check import check_host_program
 from meshfuse.host.faults import FaultKind
@@ -38,7 +39,7 @@ LINE = make_mesh(range(2))
 
 @pytest.fixture(scope="module")
 def host() -> HostProgram:
-    """Rows of [7, 8] @ [8, 5] in 3 chunks, each summed over two ranks."""
+    """Rows of [7, 8] @ [8, 5] in 3 chunks, each summed over two ranks, on one stream."""
     recorder = Recorder()
     a, b = recorder.input([7, 8]), recorder.input([8, 5])
     c = recorder.add(build.matmul, a, b)
@@ -49,7 +50,9 @@ def host() -> HostProgram:
     program = transforms.split(recorder.program, c, 0, 3, inner_split=False)
     leaf = program.schedule(c).leaves[0]
     program = transforms.parallelize(program, c, leaf, ParallelType.stream)
-    return compile(program, signature_of([torch.zeros(7, 4), torch.zeros(4, 5)])).host
+    options = with_options(NO_OPTIONS, ["number_of_streams(1)"])
+    inputs = [torch.zeros(7, 4), torch.zeros(4, 5)]
+    return compile(program, signature_of(inputs), options=options).host
 
 
 def with_body(host: HostProgram, change: Callable[[tuple[Node, ...]], list[Node]]) -> HostProgram:

@@ -1,0 +1,110 @@
+"""Variants timed in turns, round by round, so that clocks and power are the same for all."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from ranks import Job
+
+Call = Callable[[int], object]
+"""One call of a variant, with its number, by which it may choose among inputs."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds a call: `of_rounds` of the slowest rank, and the median of the slowest rank."""
+
+    of_rounds: tuple[float, ...]
+    median: float
+
+    def ratio_to(self, other: Times) -> float:
+        return statistics.median(self._ratios(other))
+
+    def upper_ratio_to(self, other: Times) -> float:
+        """A bound that the median ratio of a round exceeds with a probability below 5 %.
+
+        It is one of the ratios seen, and nothing is assumed about how they are distributed; of
+        eight rounds it is the second largest.
+        """
+        ratios = sorted(self._ratios(other))
+        return ratios[place_of_upper_bound(len(ratios)) - 1]
+
+    def _ratios(self, other: Times) -> list[float]:
+        return [a / b for a, b in zip(self.of_rounds, other.of_rounds, strict=True)]
+
+
+def place_of_upper_bound(count: int) -> int:
+    """The least k for which the k-th smallest of `count` lies above the median in 95 % of cases.
+
+    `count` itself where there are too few.
+    """
+    total, below = 2.0**count, 0
+    for place in range(count + 1):
+        below += math.comb(count, place)
+        if below / total >= 0.95:
+            return min(place + 1, count)
+    return count
+
+
+def race(
+    job: Job, calls: Mapping[str, Call], *, iterations: int, rounds: int, warm_up: int = 3
+) -> dict[str, Times]:
+    """Each variant `iterations` times in a row, in each of `rounds`; who begins changes."""
+    for call in calls.values():
+        for number in range(warm_up):
+            call(number)
+    names = list(calls)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        job.keep_watch()
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(_time(job, calls[name], iterations, turn * iterations))
+    times: dict[str, Times] = {}
+    for name, own in found.items():
+        (median,) = job.largest([statistics.median(own)])
+        times[name] = Times(tuple(job.largest(own)), median)
+    return times
+
+
+def _time(job: Job, call: Call, iterations: int, number: int) -> float:
+    """Milliseconds a call, of one row of calls."""
+    job.meet()
+    if not job.is_cuda:
+        start = time.perf_counter()
+        for place in range(iterations):
+            call(number + place)
+        return (time.perf_counter() - start) * 1000 / iterations
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for place in range(iterations):
+        call(number + place)
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / iterations
+
+
+def host_microseconds(
+    job: Job, calls: Mapping[str, Call], *, iterations: int, rounds: int
+) -> dict[str, float]:
+    """How long the host takes to issue a call, the device having nothing queued before.
+
+    The median over rounds on the slowest rank. Means something only where calls return at once.
+    """
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds):
+        job.keep_watch()
+        for name, call in calls.items():
+            job.meet()
+            start = time.perf_counter()
+            for place in range(iterations):
+                call(turn * iterations + place)
+            found[name].append((time.perf_counter() - start) * 1e6 / iterations)
+    job.synchronize()
+    medians = job.largest([statistics.median(own) for own in found.values()])
+    return dict(zip(found, medians, strict=True))

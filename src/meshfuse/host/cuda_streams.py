@@ -1,0 +1,109 @@
+"""Worker streams on CUDA: torch's streams and events. All is issued in program order by the calling
+thread, and nothing holds up the host."""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import Lock
+from types import TracebackType
+from typing import ClassVar, final
+
+import torch
+
+from meshfuse.host.events import CALLER, AwaitMark, Event, Mark, SwitchStream
+
+
+@final
+class StreamPool:
+    """The worker streams of a device, and events that no call uses. Safe to use from several
+    threads: calls share the streams, an event belongs to one."""
+
+    __slots__ = ("_device", "_events", "_lock", "_streams")
+
+    _pools: ClassVar[dict[torch.device, StreamPool]] = {}
+    _pools_lock: ClassVar[Lock] = Lock()
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lock = Lock()
+        self._streams: list[torch.cuda.Stream] = []
+        self._events: deque[torch.cuda.Event] = deque()
+
+    @classmethod
+    def of(cls, device: torch.device) -> StreamPool:
+        """The pool of this process for a device."""
+        with cls._pools_lock:
+            if device not in cls._pools:
+                cls._pools[device] = StreamPool(device)
+            return cls._pools[device]
+
+    def stream(self, number: int) -> torch.cuda.Stream:
+        """Worker stream `number`, made when first asked for."""
+        with self._lock:
+            while len(self._streams) <= number:
+                self._streams.append(torch.cuda.Stream(self._device))
+            return self._streams[number]
+
+    def take_event(self) -> torch.cuda.Event:
+        """An event that is the taker's until given back."""
+        with self._lock:
+            return self._events.pop() if self._events else torch.cuda.Event()
+
+    def give_back(self, events: list[torch.cuda.Event]) -> None:
+        """The device may still be on its way to them: who waits for one waits for what it marked
+        when the wait was issued."""
+        with self._lock:
+            self._events.extend(events)
+
+
+@final
+class WorkerStreams:
+    """The streams of one call; used as a context, behind which the caller's is current again.
+
+    If the call ends with an error, the caller's stream waits for all that was issued: tensors that
+    it let go of may be in use there.
+    """
+
+    __slots__ = ("_caller", "_device", "_guard", "_marks", "_pool", "_used")
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._guard = torch.cuda.device(device)
+        self._pool = StreamPool.of(device)
+        self._marks: dict[Mark, torch.cuda.Event] = {}
+        self._used: set[torch.cuda.Stream] = set()
+
+    def __enter__(self) -> WorkerStreams:
+        self._guard.__enter__()
+        self._caller = torch.cuda.current_stream(self._device)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            torch.cuda.set_stream(self._caller)
+            if error is not None:
+                for stream in self._used:
+                    self._caller.wait_stream(stream)
+            self._pool.give_back(list(self._marks.values()))
+        finally:
+            self._guard.__exit__(kind, error, trace)
+
+    def follow(self, event: Event) -> None:
+        """Do what a program asks for that concerns streams."""
+        match event:
+            case SwitchStream(stream):
+                worker = self._caller if stream == CALLER else self._pool.stream(stream)
+                self._used.add(worker)
+                torch.cuda.set_stream(worker)
+            case Mark():
+                self._marks[event] = mark = self._pool.take_event()
+                mark.record(torch.cuda.current_stream(self._device))
+            case AwaitMark(mark):
+                torch.cuda.current_stream(self._device).wait_event(self._marks[mark])
+            case _:
+                pass

@@ -1,0 +1,132 @@
+"""Forms of a program run against one another, and which of them is to be kept.
+
+Rounds are interleaved, so that what slows the machine down slows all forms. A form takes the place
+of the plain one only if it is quicker beyond doubt: times are compared round by round, and the
+upper end of a confidence interval of the median ratio counts, which no single outlier moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Final, Protocol, final
+
+from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.facts.overlap_form import PLAIN, Overlap
+
+WARM_UP_ROUNDS: Final = 2
+"""In the second, ranks know in which order forms follow one another, and agree without a word."""
+ROUNDS: Final = 9
+WORTH_IT: Final = 0.98
+"""A form that takes more of the plain one's time than this is not worth another program."""
+_CONFIDENCE: Final = 0.95
+
+Nanoseconds = int
+
+
+class Track(Protocol):
+    """Where a race is run: one rank's part of it. All ranks call the same, in the same order."""
+
+    def run(self, form: Overlap) -> Nanoseconds:
+        """Run a form once, when all ranks are ready, and say how long it took here.
+
+        Raises what running it does.
+        """
+        ...
+
+    def settle(self, form: Overlap, error: Exception | None) -> str | None:
+        """Why a form cannot go on, if on any rank there was an error; the same on all ranks."""
+        ...
+
+    def slowest(self, times: Sequence[Nanoseconds]) -> list[Nanoseconds]:
+        """For each entry the greatest of all ranks."""
+        ...
+
+
+@final
+@frozen_dataclass
+class RaceRow:
+    """How a form did: median milliseconds, and beside the plain form of the same rounds the median
+    ratio, and the most that it may be; or the error for which it was dropped."""
+
+    form: Overlap
+    milliseconds: float | None
+    ratio: float | None = None
+    ratio_at_most: float | None = None
+    error: str | None = None
+
+
+def race(forms: Sequence[Overlap], track: Track) -> tuple[RaceRow, ...]:
+    """Run the plain form and others in turn; a row for each.
+
+    A form that fails on any rank is dropped; where the plain one fails, its error is raised.
+    """
+    errors: dict[Overlap, str] = {}
+    running = [PLAIN, *forms]
+    times: dict[Overlap, list[Nanoseconds]] = {form: [] for form in running}
+    for number in range(WARM_UP_ROUNDS + ROUNDS):
+        for form in list(running):
+            taken, problem = _run(form, track, is_tried=number >= WARM_UP_ROUNDS)
+            if problem is not None:
+                errors[form] = problem
+                running.remove(form)
+            elif number >= WARM_UP_ROUNDS:
+                times[form].append(taken)
+    flat = track.slowest([taken for form in running for taken in times[form]])
+    if len(flat) != ROUNDS * len(running):
+        raise InvariantError(f"a race of {len(running)} forms has {len(flat)} times")
+    found = {form: flat[k * ROUNDS : (k + 1) * ROUNDS] for k, form in enumerate(running)}
+    return tuple(_row(form, found, errors) for form in (PLAIN, *forms))
+
+
+def _run(form: Overlap, track: Track, *, is_tried: bool) -> tuple[Nanoseconds, str | None]:
+    """The time, and why a form is dropped. What has run before is not asked for errors again."""
+    if is_tried or form == PLAIN:
+        return track.run(form), None
+    try:
+        taken, error = track.run(form), None
+    except Exception as found:  # noqa: BLE001  # whatever a form raises, the plain one runs
+        taken, error = 0, found
+    return taken, track.settle(form, error)
+
+
+def _row(
+    form: Overlap, times: Mapping[Overlap, Sequence[Nanoseconds]], errors: Mapping[Overlap, str]
+) -> RaceRow:
+    if form in errors:
+        return RaceRow(form, None, error=errors[form])
+    milliseconds = median(times[form]) / 1e6
+    if form == PLAIN:
+        return RaceRow(form, milliseconds)
+    ratios = [taken / max(plain, 1) for taken, plain in zip(times[form], times[PLAIN], strict=True)]
+    return RaceRow(form, milliseconds, median(ratios), upper_bound_of_median(ratios))
+
+
+def upper_bound_of_median(values: Sequence[float]) -> float:
+    """What the median is below with a confidence of 95%, whatever the distribution.
+
+    The k-th smallest of n is below the median only if at least k of n values are, which is a
+    binomial's tail.
+    """
+    ordered, n = sorted(values), len(values)
+    below = 0
+    for k in range(n):
+        below += math.comb(n, k)
+        if below / 2**n >= _CONFIDENCE:
+            return ordered[k]
+    return ordered[-1]
+
+
+def winner(rows: Sequence[RaceRow], *, is_required: bool) -> Overlap | None:
+    """The form to keep: the quickest that beats the plain one beyond doubt, else that.
+
+    `is_required`: the quickest besides the plain one, None if there is none.
+    """
+    others = [(row.ratio, k) for k, row in enumerate(rows) if row.ratio is not None]
+    if not is_required:
+        others = [(r, k) for r, k in others if (rows[k].ratio_at_most or 0.0) < WORTH_IT]
+    if others:
+        return rows[min(others)[1]].form
+    return None if is_required else PLAIN

@@ -1,0 +1,95 @@
+"""Worker streams bound to a rank: what runs on which, marks and the waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import final
+
+from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.expr import IntExpr
+from meshfuse.host.events import CALLER, AwaitMark, Mark, SwitchStream
+from meshfuse.host.nodes import Record, WaitEvent
+from meshfuse.host.plan import Action, Bound, Sizes, Step, Traced, take
+from meshfuse.host.steps import Binding, bind_step
+
+
+@final
+@frozen_dataclass
+class OnStreamStep(Step):
+    """`extents`: the number of the stream, then those of the body."""
+
+    body: tuple[Step, ...]
+    extents: tuple[IntExpr, ...]
+    traced: Traced | None = None
+
+    @staticmethod
+    def of(stream: IntExpr, body: Sequence[Step]) -> OnStreamStep:
+        """Bound steps on a stream."""
+        extents = (stream, *(extent for step in body for extent in step.extents))
+        return OnStreamStep(tuple(body), extents)
+
+    def bind(self, sizes: Sizes) -> Action:
+        raise InvariantError("what is on a stream is no single action; expand it")
+
+    def expand(self, sizes: Sizes) -> Iterator[Bound]:
+        values = iter(sizes.values)
+        stream = next(values)
+        yield Bound.telling(SwitchStream(stream), stream)
+        for step in self.body:
+            there = Sizes(take(values, step), sizes.symbols, sizes.iteration)
+            for found in step.expand(there):
+                yield Bound(found.action, found.traced, found.tells, stream)
+        yield Bound.telling(SwitchStream(CALLER), stream)
+
+
+@final
+@frozen_dataclass
+class RecordStep(Step):
+    """`extents`: the instance."""
+
+    event: int
+    extents: tuple[IntExpr, ...]
+    traced: Traced | None = None
+
+    def bind(self, sizes: Sizes) -> Action:
+        mark = self._mark(sizes)
+        return lambda slots: mark
+
+    def expand(self, sizes: Sizes) -> Iterator[Bound]:
+        yield Bound.telling(self._mark(sizes))
+
+    def _mark(self, sizes: Sizes) -> Mark:
+        (instance,) = sizes.values
+        return Mark(self.event, instance)
+
+
+@bind_step.register
+def _(node: Record, binding: Binding) -> Step:
+    return RecordStep(node.event, (node.instance,))
+
+
+@final
+@frozen_dataclass
+class WaitEventStep(Step):
+    """`extents`: the instance."""
+
+    event: int
+    extents: tuple[IntExpr, ...]
+    traced: Traced | None = None
+
+    def bind(self, sizes: Sizes) -> Action:
+        awaited = self._awaited(sizes)
+        return lambda slots: awaited
+
+    def expand(self, sizes: Sizes) -> Iterator[Bound]:
+        yield Bound.telling(self._awaited(sizes))
+
+    def _awaited(self, sizes: Sizes) -> AwaitMark:
+        (instance,) = sizes.values
+        return AwaitMark(Mark(self.event, instance))
+
+
+@bind_step.register
+def _(node: WaitEvent, binding: Binding) -> Step:
+    return WaitEventStep(node.event, (node.instance,))

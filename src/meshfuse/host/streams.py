@@ -1,0 +1,152 @@
+"""Loops on worker streams: each iteration of an outermost loop on the stream of its number.
+
+    record(0, 0)
+    for_loop(j0, 8) {
+      on_stream(j0 % 4) {
+        wait_event(0, 0)
+        ...
+        record(1, j0)
+      }
+    }
+    for_loop(j1, 4) {
+      wait_event(1, 7 - j1)
+    }
+
+An iteration begins behind what the caller's stream did before the loop, and behind the one before
+it on its stream: there is the memory of one iteration for each stream. The caller's stream goes on
+behind the last iteration of each. What iterations add to is theirs one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Final
+
+from meshfuse.expr import const, const_value, free_symbols, minimum, mod
+from meshfuse.facts.streams import loop_index
+from meshfuse.host.nodes import (
+    Chunk,
+    Communicate,
+    ForLoop,
+    Free,
+    KernelName,
+    Node,
+    OnStream,
+    Record,
+    View,
+    Wait,
+    WaitEvent,
+    all_nodes,
+)
+from meshfuse.host.uses import names_defined, names_needed, names_written, views_made
+from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.kernel.nodes import IndexName, Kernel
+
+_ONCE: Final = const(0)
+"""The instance of an event that is recorded once."""
+
+Name = TensorName | ScalarName
+
+
+def with_streams(
+    body: Sequence[Node],
+    number_of_streams: int,
+    kernels: Mapping[KernelName, Kernel],
+    taken: Collection[str],
+) -> Iterator[Node]:
+    """The body with its loops on streams, where there are several and a loop may run twice.
+
+    Joins are loops, too: their indices are none of the names `taken`.
+    """
+    events, names = count(), (f"j{k}" for k in count())
+    free_names = (name for name in names if name not in taken)
+    for node in body:
+        if not isinstance(node, ForLoop) or number_of_streams == 1 or const_value(node.count) == 1:
+            yield node
+            continue
+        entry, end = next(events), next(events)
+        number = loop_index(node.index, node.count)
+        ordered = _with_sums_in_order(node, kernels, lambda: next(events))
+        inside = (WaitEvent(entry, _ONCE), *ordered, Record(end, number))
+        yield Record(entry, _ONCE)
+        yield replace(node, body=(OnStream(mod(number, number_of_streams), inside),))
+        yield _join(end, node, number_of_streams, next(free_names))
+
+
+def _join(event: int, loop: ForLoop, number_of_streams: int, name: str) -> ForLoop:
+    """The caller's stream waits for the last iteration on each."""
+    last = minimum(number_of_streams, loop.count)
+    wait = WaitEvent(event, loop.count - 1 - loop_index(name, last))
+    return ForLoop(IndexName(name), last, (wait,))
+
+
+def _with_sums_in_order(
+    loop: ForLoop, kernels: Mapping[KernelName, Kernel], next_event: Callable[[], int]
+) -> list[Node]:
+    """The body, where iterations that write the same memory do so one after the other."""
+    number = loop_index(loop.index, loop.count)
+    before: dict[int, list[Node]] = {}
+    behind: dict[int, list[Node]] = {}
+    touched = [_memory_touched(loop, node) for node in loop.body]
+    for name in _written_together(loop, kernels):
+        places = [place for place, names in enumerate(touched) if name in names]
+        event = next_event()
+        before.setdefault(places[0], []).append(WaitEvent(event, number - 1))
+        behind.setdefault(places[-1], []).append(Record(event, number))
+    ordered: list[Node] = []
+    for place, node in enumerate(loop.body):
+        ordered += (*before.get(place, ()), node, *behind.get(place, ()))
+    return ordered
+
+
+def _written_together(loop: ForLoop, kernels: Mapping[KernelName, Kernel]) -> list[Name]:
+    """What exists outside and is written in the loop, some of it by all iterations, not each its
+    own chunk."""
+    sources, own_chunks = _views_in(loop), _own_chunks(loop)
+    inside = {name for node in all_nodes(loop.body) for name in names_defined(node)}
+    written: dict[Name, None] = {}
+    shared: set[Name] = set()
+    for node in all_nodes(loop.body):
+        if isinstance(node, ForLoop | Chunk | View | Free):
+            continue
+        for name in names_needed(node):
+            if own_chunks.isdisjoint(_line(name, sources)):
+                shared.add(_line(name, sources)[-1])
+        for name in names_written(node, kernels):
+            written[_line(name, sources)[-1]] = None
+    return [name for name in written if name in shared and name not in inside]
+
+
+def _memory_touched(loop: ForLoop, node: Node) -> set[Name]:
+    """The memory that a node of the body uses, under the first name that it has."""
+    sources = _views_in(loop)
+    posted = {n.number: n for n in loop.body if isinstance(n, Communicate)}
+    found: set[Name] = set()
+    for inner in all_nodes([node]):
+        user = posted.get(inner.number) if isinstance(inner, Wait) else inner
+        if user is not None and not isinstance(user, Chunk | View | Free):
+            found.update(_line(name, sources)[-1] for name in names_needed(user))
+    return found
+
+
+def _views_in(loop: ForLoop) -> dict[Name, Name]:
+    return {out: src for node in all_nodes(loop.body) for out, src in views_made(node)}
+
+
+def _own_chunks(loop: ForLoop) -> set[Name]:
+    """The chunks that depend on the iteration: each has others."""
+    return {
+        node.out
+        for node in all_nodes(loop.body)
+        if isinstance(node, Chunk) and loop.index in {s.name for s in free_symbols(node.start)}
+    }
+
+
+def _line(name: Name, sources: Mapping[Name, Name]) -> list[Name]:
+    """A name, what it is a view of, and so on: the last is no view."""
+    line = [name]
+    while line[-1] in sources:
+        line.append(sources[line[-1]])
+    return line

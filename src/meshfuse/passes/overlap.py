@@ -1,0 +1,301 @@
+"""Bind host loops around communications and the contractions beside them, as a form says.
+
+T2 = matmul(T0, T1);  T3 = all_reduce(T2, mesh_x), rows of T3 [a0{64}, ..], in 4 chunks
+->  T3 [a1{4} on the stream, a2{16}, ..]: chunk k is reduced while chunk k + 1 is multiplied
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import final
+
+from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.base.trace import Note
+from meshfuse.expr import const_value
+from meshfuse.facts.axis_map import operand_axis_map
+from meshfuse.facts.facts import Facts, facts_of, tensor_outputs
+from meshfuse.facts.overlap_form import Overlap, Way
+from meshfuse.facts.sharding import local_extents
+from meshfuse.facts.streams import Stream, has_streams, streams_of
+from meshfuse.ir.axes import AxisKind, AxisName, TensorName
+from meshfuse.ir.comm import AllGather, AllReduce, Communication, ReduceScatter
+from meshfuse.ir.infer import is_tensor
+from meshfuse.ir.mesh import ParallelType
+from meshfuse.ir.ops import Expr, Linear, MatMul
+from meshfuse.ir.printer import op_name, print_expr
+from meshfuse.ir.program import Program
+from meshfuse.ir.schedule import Merge, Schedule, Split, Swizzle1d
+from meshfuse.ir.transforms import split, swizzle1d
+from meshfuse.passes.propagate_streams import IN_LOOPS, propagate_streams
+
+STAGE = "overlap"
+BOUND = "overlapped"
+"""Kind of the notes on communications that are in a loop."""
+
+Reached = AllGather | AllReduce | ReduceScatter
+"""Communications that a loop may hold."""
+
+
+def bind_overlap(program: Program, form: Overlap) -> tuple[Program, tuple[Note, ...]]:
+    """Bind stream leaves so that communications run beside contractions; notes say which.
+
+    A program that has stream leaves, which are its user's, stays as it is. So does a communication
+    that no contraction is next to, through operations that a loop may hold, or whose chunks ranks
+    do not hold in one piece each.
+    """
+    if form.way is Way.plain:
+        return program, ()
+    if has_streams(program):
+        reason = "the program has stream leaves of its user's, and those alone"
+        return program, (Note(STAGE, "program", "not_overlapped", reason),)
+    facts, notes, found = facts_of(program), list[Note](), list[_Binding]()
+    for expr in program.fusion.exprs:
+        if isinstance(expr, AllGather | AllReduce | ReduceScatter):
+            binding = _find_binding(program, facts, expr, form)
+            if isinstance(binding, str):
+                notes.append(Note(STAGE, expr.out, "not_overlapped", binding))
+            else:
+                found.append(binding)
+    kept, refused = _in_loops(program, found, form)
+    bound = _bind_all(program, kept, form)
+    return bound, (*notes, *refused, *(_note_bound(each, form) for each in kept))
+
+
+def binds(notes: Sequence[Note]) -> bool:
+    """Whether notes of `bind_overlap` say that it bound anything."""
+    return any(note.kind == BOUND for note in notes)
+
+
+@final
+@frozen_dataclass
+class _Binding:
+    """Loop along `axis` of `tensor`, which holds a communication and `contraction`."""
+
+    communication: Reached
+    tensor: TensorName
+    axis: AxisName
+    contraction: Expr
+
+
+# Where a loop could be.
+
+
+def _find_binding(
+    program: Program, facts: Facts, communication: Reached, form: Overlap
+) -> _Binding | str:
+    """The loop of a form around a communication, or why there is none."""
+    reasons: list[str] = []
+    beside = f"next to {op_name(communication)}"
+    for tensor, axis, extent in _axes_for(program, communication, form):
+        contraction = _contraction_beside(program, facts, communication, tensor, axis)
+        if contraction is None:
+            reasons.append(f"no contraction {beside} has axis {axis} of {tensor}")
+        elif extent is not None and extent < form.count:
+            reasons.append(f"a rank holds {extent} of axis {axis} of {tensor}")
+        else:
+            return _Binding(communication, tensor, axis, contraction)
+    return "; ".join(reasons) or f"{op_name(communication)} has no axis for {form}"
+
+
+def _axes_for(
+    program: Program, communication: Reached, form: Overlap
+) -> Iterator[tuple[TensorName, AxisName, int | None]]:
+    """Axes that a loop could be along, best first, each with what a rank holds if that is known.
+
+    Chunks are of an axis that stays as it is, from the outside; peers have blocks of that which is
+    gathered or scattered.
+    """
+    moved = None if isinstance(communication, AllReduce) else communication.axis
+    scatters = isinstance(communication, ReduceScatter)
+    is_by_peers = form.way is Way.peers
+    tensor = communication.src if scatters and is_by_peers else communication.out
+    extents = local_extents(program, tensor)
+    part = communication.out if scatters else communication.src
+    for place, axis in enumerate(program.tensor(tensor).tensor_axes):
+        if axis.kind is not AxisKind.iteration or (place == moved) is not is_by_peers:
+            continue
+        held = local_extents(program, part)[place] if is_by_peers else extents[place]
+        yield tensor, axis.name, const_value(held)
+
+
+def _contraction_beside(
+    program: Program, facts: Facts, communication: Reached, tensor: TensorName, axis: AxisName
+) -> Expr | None:
+    """The nearest contraction whose result has `axis`: behind a gather, before a reduction."""
+    if isinstance(communication, AllGather):
+        return _search(program, facts, tensor, axis, _readers, set())
+    if tensor == communication.src:
+        return _search(program, facts, tensor, axis, _makers, set())
+    start = _image(program, communication, 0, communication.out, axis)
+    if start is None:
+        return None
+    return _search(program, facts, communication.src, start, _makers, set())
+
+
+_Onward = Sequence[tuple[TensorName, AxisName]]
+_Steps = Callable[[Program, Facts, TensorName, AxisName], Iterator[tuple[Expr, _Onward]]]
+"""Expressions one step on, each with the tensors there that have the axis."""
+
+
+def _search(
+    program: Program,
+    facts: Facts,
+    tensor: TensorName,
+    axis: AxisName,
+    steps: _Steps,
+    seen: set[TensorName],
+) -> Expr | None:
+    """The first contraction on a way of operations that a loop may hold, all with the axis."""
+    if tensor in seen:
+        return None
+    seen.add(tensor)
+    for expr, onward in steps(program, facts, tensor, axis):
+        if isinstance(expr, Communication) or not isinstance(expr, IN_LOOPS):
+            continue
+        if isinstance(expr, MatMul | Linear):
+            if onward:
+                return expr
+            continue
+        for other, there in onward:
+            found = _search(program, facts, other, there, steps, seen)
+            if found is not None:
+                return found
+    return None
+
+
+def _readers(
+    program: Program, facts: Facts, tensor: TensorName, axis: AxisName
+) -> Iterator[tuple[Expr, _Onward]]:
+    """Who reads a tensor, with the results that have the axis."""
+    for expr in facts.uses.get(tensor, ()):
+        onward = [
+            (out, image)
+            for out in tensor_outputs(program, expr)
+            for position, operand in enumerate(expr.ins)
+            if operand == tensor
+            for source, image in operand_axis_map(expr, program, position, out).items()
+            if source == axis and _is_kept(program, out, image)
+        ]
+        yield expr, onward
+
+
+def _makers(
+    program: Program, facts: Facts, tensor: TensorName, axis: AxisName
+) -> Iterator[tuple[Expr, _Onward]]:
+    """Who makes a tensor, with the operands that have the axis."""
+    expr = facts.definitions.get(tensor)
+    if expr is None:
+        return
+    onward: list[tuple[TensorName, AxisName]] = []
+    for position, operand in enumerate(expr.ins):
+        if is_tensor(program, operand):
+            source = _image(program, expr, position, tensor, axis)
+            if source is not None:
+                onward.append((TensorName(str(operand)), source))
+    yield expr, onward
+
+
+def _image(
+    program: Program, expr: Expr, position: int, out: TensorName, axis: AxisName
+) -> AxisName | None:
+    """The axis of an operand that becomes `axis` of `out`."""
+    pairs = operand_axis_map(expr, program, position, out).items()
+    return next((source for source, image in pairs if image == axis), None)
+
+
+def _is_kept(program: Program, tensor: TensorName, axis: AxisName) -> bool:
+    """Whether it is an axis of the tensor, and not summed over."""
+    return any(own.name == axis for own in program.tensor(tensor).tensor_axes)
+
+
+# Binding.
+
+
+def _in_loops(
+    program: Program, found: Sequence[_Binding], form: Overlap
+) -> tuple[list[_Binding], list[Note]]:
+    """Those whose communication and contraction do come into a loop, and notes on the others.
+
+    Tried all together: they are spread as the next pass will.
+    """
+    kept, refused = list(found), list[Note]()
+    while kept:
+        spread, said = propagate_streams(_bind_all(program, kept, form))
+        reasons = {note.subject: note.reason for note in said if note.kind == "not_streamed"}
+        failed = [each for each in kept if not _is_in_loop(spread, each)]
+        for each in failed:
+            names = (each.communication.out, each.tensor, *each.contraction.outs)
+            reason = next((reasons[name] for name in names if name in reasons), "no loop has both")
+            refused.append(Note(STAGE, each.communication.out, "not_overlapped", reason))
+        if not failed:
+            break
+        kept = [each for each in kept if each not in failed]
+    return kept, refused
+
+
+def _is_in_loop(program: Program, binding: _Binding) -> bool:
+    loops = [*_loops_of(program, binding.communication), *_loops_of(program, binding.contraction)]
+    return all(loops) and len({(found[0].span.count, found[0].rotation) for found in loops}) == 1
+
+
+def _loops_of(program: Program, expr: Expr) -> list[tuple[Stream, ...]]:
+    return [streams_of(program, out) for out in tensor_outputs(program, expr)]
+
+
+def _bind_all(program: Program, bindings: Sequence[_Binding], form: Overlap) -> Program:
+    for binding in bindings:
+        program = _bind(program, binding, form)
+    return program
+
+
+def _bind(program: Program, binding: _Binding, form: Overlap) -> Program:
+    """Split the axis and bind: [n] -> [4 on the stream, n/4], or [d on the stream, n/d]."""
+    tensor, communication = binding.tensor, binding.communication
+    place = _leaf_of(program.schedule(tensor), binding.axis)
+    if place is None:
+        return program
+    if form.way is Way.chunks:
+        program = split(program, tensor, place, form.count, inner_split=False)
+        return _on_stream(program, tensor, place)
+    mesh = program.schedule(tensor).mesh
+    assert mesh is not None and not isinstance(communication, AllReduce)
+    ranks = mesh.axis_size(communication.mesh_axis)
+    program = split(program, tensor, place, ranks, inner_split=False)
+    if form.count > 1:
+        program = split(program, tensor, place + 1, form.count, inner_split=False)
+    program = swizzle1d(program, tensor, place, communication.mesh_axis)
+    program = _on_stream(program, tensor, place)
+    return program if form.count == 1 else _on_stream(program, tensor, place + 1)
+
+
+def _on_stream(program: Program, tensor: TensorName, place: int) -> Program:
+    schedule = program.schedule(tensor)
+    bindings = {**schedule.bindings, schedule.leaves[place]: ParallelType.stream}
+    return program.with_schedule(tensor, replace(schedule, bindings=bindings))
+
+
+def _leaf_of(schedule: Schedule, axis: AxisName) -> int | None:
+    """The place of the outermost leaf of an axis that no mesh axis has; None if something has."""
+    below = [axis]
+    for step in schedule.steps:
+        match step:
+            case Split(source, outer, inner) if source in below:
+                place = below.index(source)
+                below[place : place + 1] = [outer, inner]
+            case Merge(outer, inner) if outer in below or inner in below:
+                return None
+            case Swizzle1d(source) if source in below:
+                return None
+            case _:
+                pass
+    for leaf in below:
+        if not schedule.binding(leaf).is_mesh:
+            return None if leaf in schedule.bindings else schedule.leaves.index(leaf)
+    return None
+
+
+def _note_bound(binding: _Binding, form: Overlap) -> Note:
+    reason = f"in {form}, along axis {binding.axis} of {binding.tensor}, beside "
+    reason += print_expr(binding.contraction)
+    return Note(STAGE, binding.communication.out, BOUND, reason)
