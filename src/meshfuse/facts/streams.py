@@ -243,17 +243,20 @@ def share_loop(program: Program, exprs: Sequence[Expr], depth: int = 0) -> bool:
     if any((own.span, own.rotation) != (first.span, first.rotation) for (own,) in loops):
         return False
     made = {
-        out: own.axis if not own.is_reduced else None
-        for expr, (own,) in zip(exprs, loops, strict=True)
+        out: own.axis
+        for expr in exprs
         for out in tensor_outputs(program, expr)
+        for own in streams_of(program, out)[depth : depth + 1]
+        if not own.is_reduced
     }
+    inside = {out for expr in exprs for out in tensor_outputs(program, expr)}
     for expr, (own,) in zip(exprs, loops, strict=True):
         out = tensor_outputs(program, expr)[0]
         for position, operand in enumerate(expr.ins):
-            if operand not in made or not is_tensor(program, operand):
+            if operand not in inside or not is_tensor(program, operand):
                 continue
             carried = carried_to(program, expr, position, out, own.axis)
-            if carried is None or carried != made[TensorName(str(operand))]:
+            if carried is None or carried != made.get(TensorName(str(operand))):
                 return False
     return True
 
@@ -278,9 +281,9 @@ def _chunks_touched(program: Program, exprs: Iterable[Expr]) -> set[tuple[Tensor
     """Tensors of which expressions make or read chunks, each with the axis along which."""
     found: set[tuple[TensorName, AxisName]] = set()
     for expr in exprs:
-        out = tensor_outputs(program, expr)[0]
-        own = loops_of(program, expr)[0]
-        found.add((out, own.axis))
+        outs = tensor_outputs(program, expr)
+        out, own = outs[0], loops_of(program, expr)[0]
+        found.update((made, loops[0].axis) for made in outs if (loops := streams_of(program, made)))
         for position, operand in enumerate(expr.ins):
             if is_tensor(program, operand):
                 carried = carried_to(program, expr, position, out, own.axis)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from meshfuse.expr import Symbol, free_symbols
 from meshfuse.facts.facts import tensor_outputs
 from meshfuse.facts.streams import continues_loop, has_streams, loop_index, loops_of
+from meshfuse.ir.axes import TensorName
 from meshfuse.ir.fusion import Output
 from meshfuse.ir.ops import Expr
 from meshfuse.ir.program import Program
@@ -43,10 +44,12 @@ def chunk_program(program: Program) -> Program:
 @final
 @dataclass(slots=True)
 class _Forming:
-    """The program so far, and the names that sizes have, those of loops among them."""
+    """The program so far, the names that sizes have, those of loops among them, and what iterations
+    make of tensors outside under other names, which no expression reads."""
 
     program: Program
     taken: frozenset[str]
+    kept: set[TensorName] = field(default_factory=set[TensorName])
 
 
 def _names_taken(program: Program) -> frozenset[str]:
@@ -103,7 +106,8 @@ def _loop(work: _Forming, group: Sequence[Segment]) -> Loop:
     exprs = [expr for part in group for expr in _tensor_exprs(part.program)]
     stream = loops_of(work.program, exprs[0])[0]
     index, work.taken = _fresh_index(work.taken, work.program, exprs)
-    chunked = chunk_exprs(work.program, exprs, index)
+    chunked = chunk_exprs(work.program, exprs, index, work.kept)
+    work.kept.update((*chunked.sums, *chunked.wholes))
     work.program = _in_place(chunked, exprs)
     parts = [
         replace(part, program=_extracted(work.program, part.program.fusion.exprs, chunked, exprs))
@@ -112,7 +116,8 @@ def _loop(work: _Forming, group: Sequence[Segment]) -> Loop:
     slices = tuple(Slice(name, *found) for name, found in chunked.slices.items())
     sums = {**chunked.sums_so_far, **chunked.sums}
     body = tuple(_form(work, parts))
-    return Loop(index, stream.span.count, slices, tuple(chunked.made), sums, body)
+    made, wholes = tuple(chunked.made), chunked.wholes
+    return Loop(index, stream.span.count, slices, made, sums, wholes, body)
 
 
 def _in_place(chunked: Chunked, exprs: Sequence[Expr]) -> Program:
@@ -133,7 +138,7 @@ def _extracted(
     taking = {id(old): new for old, new in zip(exprs, chunked.exprs, strict=True)}
     made = set(chunked.made)
     kept = [name for name, (source, _, _) in chunked.slices.items() if source in made]
-    results = tuple(Output(name) for name in (*kept, *chunked.sums))
+    results = tuple(Output(name) for name in (*kept, *chunked.sums, *chunked.wholes))
     fusion = replace(program.fusion, outputs=(*program.fusion.outputs, *results))
     found = [new for old in part for new in taking.get(id(old), (old,))]
     return extract(replace(program, fusion=fusion), found)

@@ -6,7 +6,7 @@ T2 = relu(T1), T1 and T2 [a0{7}, a1{4}], a0 in 3 chunks   ->   T2_j0 = relu(T1_j
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -26,7 +26,6 @@ from meshfuse.facts.streams import (
 from meshfuse.ir.axes import AxisName, IterDomain, TensorName
 from meshfuse.ir.fusion import TensorDef
 from meshfuse.ir.infer import is_tensor
-from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.ops import Expr, Operand, Pointwise
 from meshfuse.ir.program import Program
 from meshfuse.ir.replay import clone_tensor, without_reductions
@@ -45,6 +44,8 @@ class Chunked:
     `slices`: chunks of tensors that exist outside, each with that tensor, the place of the axis and
     where it begins. Of those, `made` are made in the loop. `sums`: tensors that iterations add to,
     by the name of the result of the addition; `sums_so_far`: by the name of what is added to.
+    `wholes`: tensors without the axis, which each iteration makes alike, by the name of what it
+    makes.
     """
 
     program: Program
@@ -56,16 +57,22 @@ class Chunked:
     made: list[TensorName] = field(default_factory=list[TensorName])
     sums: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
     sums_so_far: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
+    wholes: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
     names: dict[tuple[TensorName, AxisName], TensorName] = field(
         default_factory=dict[tuple[TensorName, AxisName], TensorName]
     )
 
 
-def chunk_exprs(program: Program, exprs: Sequence[Expr], index: Symbol) -> Chunked:
-    """`exprs`, which share a loop, for iteration `index`. The expressions of `program` stay."""
+def chunk_exprs(
+    program: Program, exprs: Sequence[Expr], index: Symbol, kept: Collection[TensorName] = ()
+) -> Chunked:
+    """`exprs`, which share a loop, for iteration `index`. The expressions of `program` stay.
+
+    What they make is needed outside if others read it, or it is an output or among `kept`.
+    """
     work = Chunked(program, index)
     inside = set(map(id, exprs))
-    outside = set(output_names(program))
+    outside = {*output_names(program), *kept}
     for expr in program.fusion.exprs:
         if id(expr) not in inside:
             outside.update(TensorName(name) for name in read_names(expr))
@@ -75,21 +82,35 @@ def chunk_exprs(program: Program, exprs: Sequence[Expr], index: Symbol) -> Chunk
 
 
 def _rewritten(work: Chunked, expr: Expr, outside: set[TensorName]) -> Iterator[Expr]:
-    (out,) = tensor_outputs(work.program, expr)
-    stream = streams_of(work.program, out)[0]
+    outs = tensor_outputs(work.program, expr)
+    stream = streams_of(work.program, outs[0])[0]
     operands: list[Operand] = list(expr.ins)
     for position, operand in enumerate(expr.ins):
         if is_tensor(work.program, operand):
             source = TensorName(str(operand))
-            axis = carried_to(work.program, expr, position, out, stream.axis)
+            axis = carried_to(work.program, expr, position, outs[0], stream.axis)
             if axis is not None:
                 operands[position] = _chunk_read(work, source, axis, stream)
-    chunk = _chunk_made(work, out, stream, is_kept=out in outside and not stream.is_reduced)
-    yield map_names(with_operands(expr, operands), {out: chunk})
+    chunks = {out: _result_made(work, out, is_kept=out in outside) for out in outs}
+    yield map_names(with_operands(expr, operands), chunks)
     if stream.is_reduced:
+        [(out, chunk)] = chunks.items()
         before, after = (_like_result(work, out, f"{chunk}_{when}") for when in ("before", "after"))
         work.sums[after] = work.sums_so_far[before] = out
         yield Pointwise(after, "add", (before, chunk))
+
+
+def _result_made(work: Chunked, out: TensorName, *, is_kept: bool) -> TensorName:
+    """The tensor for what an iteration makes of `out`. One without the axis it makes as a whole."""
+    streams = streams_of(work.program, out)
+    if streams:
+        return _chunk_made(work, out, streams[0], is_kept=is_kept and not streams[0].is_reduced)
+    name = _fresh(work, out)
+    program, temporary, _ = clone_tensor(work.program, out)
+    work.program = _renamed(program, temporary, name)
+    if is_kept:
+        work.wholes[name] = out
+    return name
 
 
 # Tensors.
@@ -223,15 +244,22 @@ def _view_layout(program: Program, tensor: TensorName, place: int) -> Layout:
 def without_streams(program: Program) -> Program:
     """The program with tensors as they are for who does not loop along them."""
     for tensor in program.fusion.tensors:
-        if stream_leaves(program, tensor):
-            schedule = program.schedule(tensor)
-            bindings = {a: to for a, to in schedule.bindings.items() if to != ParallelType.stream}
-            schedule = replace(schedule, bindings=bindings)
-            if not bindings:
-                leaves = tuple(axis.name for axis in program.tensor(tensor).logical)
-                schedule = replace(schedule, leaves=leaves, steps=())
-            program = program.with_schedule(tensor, schedule)
+        program = unbound(program, tensor, stream_leaves(program, tensor))
     return program
+
+
+def unbound(program: Program, tensor: TensorName, leaves: Collection[AxisName]) -> Program:
+    """The program with a tensor whose `leaves` are bound to nothing. Splits that were for them alone
+    go: schedulers want none."""
+    if not leaves:
+        return program
+    schedule = program.schedule(tensor)
+    bindings = {name: bound for name, bound in schedule.bindings.items() if name not in leaves}
+    schedule = replace(schedule, bindings=bindings)
+    if not bindings:
+        logical = tuple(axis.name for axis in program.tensor(tensor).logical)
+        schedule = replace(schedule, leaves=logical, steps=())
+    return program.with_schedule(tensor, schedule)
 
 
 def _without_leaf(program: Program, tensor: TensorName, leaf: AxisName, cut: Cut) -> Program:
