@@ -38,7 +38,7 @@ from meshfuse.host.nodes import (
 )
 from meshfuse.host.plan import Action, Bound, Names, Sizes, Slots, Step, Traced
 from meshfuse.host.uses import names_defined, names_needed
-from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.ir.axes import TensorName
 from meshfuse.runtime.allocate import as_dense, dense_strides
 from meshfuse.runtime.bound_exprs import Scope
 from meshfuse.runtime.compile import KernelCompiler

@@ -249,8 +249,8 @@ def without_streams(program: Program) -> Program:
 
 
 def unbound(program: Program, tensor: TensorName, leaves: Collection[AxisName]) -> Program:
-    """The program with a tensor whose `leaves` are bound to nothing. Splits that were for them alone
-    go: schedulers want none."""
+    """The program with a tensor whose `leaves` are bound to nothing. Splits go if nothing else is
+    bound: schedulers want none."""
     if not leaves:
         return program
     schedule = program.schedule(tensor)

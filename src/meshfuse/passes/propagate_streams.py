@@ -158,7 +158,9 @@ def _is_zero(operand: Operand) -> bool:
 # Expressions with several results: all are made in one loop, or none.
 
 
-def _images(program: Program, expr: Expr, out: TensorName, axis: AxisName) -> dict[TensorName, AxisName]:
+def _images(
+    program: Program, expr: Expr, out: TensorName, axis: AxisName
+) -> dict[TensorName, AxisName]:
     """`axis` of a result, and what it is in the other results that have it."""
     places = {name: output_places(expr, program, name) for name in tensor_outputs(program, expr)}
     own = [a.name for a in program.tensor(out).maybe_root]

@@ -193,7 +193,9 @@ def _(expr: Pointwise, scope: Scope) -> Compute | None:
     return compute if made == wanted else lambda slots: compute(slots).to(wanted)
 
 
-def _bind_function(expr: Pointwise, scope: Scope) -> tuple[Callable[..., torch.Tensor], torch.dtype]:
+def _bind_function(
+    expr: Pointwise, scope: Scope
+) -> tuple[Callable[..., torch.Tensor], torch.dtype]:
     """What applies the function to the operands, also with `out=`, and the type that this has."""
     function = TORCH_FUNCTIONS[expr.function]
     rule = SCALAR_FUNCTIONS[expr.function].rule
@@ -355,7 +357,7 @@ def _(expr: Pointwise, scope: Scope) -> Write:
 
 @bind_into.register
 def _(expr: Reduction, scope: Scope) -> Write:
-    """Directly where torch accumulates in the type that is wanted, or the result has no rounding."""
+    """Directly where torch accumulates in the type that is wanted, or nothing is rounded."""
     src, axes, dtype = scope.slots[expr.src], expr.axes, scope.torch_dtype(expr.out)
     own = scope.torch_dtype(expr.src)
     if not axes:
@@ -377,10 +379,12 @@ def _(expr: MatMul, scope: Scope) -> Write:
 
     def write(slots: Slots, out: torch.Tensor) -> None:
         operands = matmul_operands(slots[a], slots[b], out)
-        if operands is None:  # vectors, or more batch axes: torch may copy
-            torch.matmul(slots[a], slots[b], out=out)
-        else:
+        if operands is not None:
             write_product(operands)
+        elif out.is_contiguous():
+            torch.matmul(slots[a], slots[b], out=out)
+        else:  # more batch axes, and gaps between the results: torch 2.13 would copy, too
+            out.copy_(torch.matmul(slots[a], slots[b]))
 
     return write
 

@@ -1,7 +1,7 @@
 """Products of matrices through torch: as new tensors, written into tensors that exist, or added.
 
-What exists may be contiguous, transposed, or a chunk of rows or columns of something larger: torch's
-mm and bmm write all of these where they lie.
+What exists may be contiguous, transposed, or a chunk of rows or columns of something larger: mm and
+bmm of torch write all of these where they lie. Its matmul does not: of vectors it resizes `out`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ def batched_linear(
 
 def matmul_operands(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Operands | None:
     """Those of mm or bmm that make `torch.matmul(a, b)` in `out`; None where there are none."""
-    if a.dim() < 2 or b.dim() < 2:
-        return None
+    if a.dim() == 1:
+        return matmul_operands(a.unsqueeze(0), b, out.unsqueeze(-2 if b.dim() > 1 else -1))
+    if b.dim() == 1:
+        return matmul_operands(a, b.unsqueeze(-1), out.unsqueeze(-1))
     if b.dim() == 2:
         return _operands_of_rows(a, b, out)
     if out.dim() == 3:
@@ -41,14 +43,14 @@ def matmul_operands(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Oper
     return None
 
 
-def linear_operands(
-    src: torch.Tensor, weight: torch.Tensor, out: torch.Tensor
-) -> Operands | None:
+def linear_operands(src: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Operands | None:
     """Those of mm or bmm that make `torch.nn.functional.linear(src, weight)` in `out`."""
     return _operands_of_rows(src, weight.mT, out) if weight.dim() == 2 else None
 
 
-def _operands_of_rows(src: torch.Tensor, columns: torch.Tensor, out: torch.Tensor) -> Operands | None:
+def _operands_of_rows(
+    src: torch.Tensor, columns: torch.Tensor, out: torch.Tensor
+) -> Operands | None:
     """src [*batch, k] by columns [k, n].
 
     One product of all rows where these lie at even distances in both tensors, else one per block of
