@@ -68,14 +68,23 @@ class _Job:
 
 
 def run_ranks(
-    function: Callable[..., Any], world_size: int, *arguments: Any, deadline: float = 60.0
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    deadline: float = 60.0,
+    environ: Callable[[int], Mapping[str, str]] | None = None,
 ) -> list[Any]:
     """`function(rank, world_size, *arguments)` of every rank, in rank order.
 
     Raises AssertionError with the traceback of each rank that failed or came to no end.
     """
     outcomes = observe_ranks(
-        function, world_size, *arguments, deadline=deadline, stop_after_failure=True
+        function,
+        world_size,
+        *arguments,
+        deadline=deadline,
+        stop_after_failure=True,
+        environ=environ,
     )
     failed = [(rank, o) for rank, o in enumerate(outcomes) if not o.succeeded]
     if failed:

@@ -40,6 +40,7 @@ from meshfuse.base.errors import (
     UserValueError,
 )
 from meshfuse.base.orders import compute_tensor_descriptor
+from meshfuse.base.version import VERSION
 from meshfuse.cache import FusionCache
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.ir.mesh import ParallelType
@@ -47,7 +48,7 @@ from meshfuse.ir.schedule import MemoryType
 
 set_aside.give_back()
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 ops = Operations()
 """The operations, on the definition of their operands."""

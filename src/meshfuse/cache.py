@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from hashlib import blake2b
 from threading import Lock
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 
+from meshfuse.base.bounded import BoundedTable
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import Options
 from meshfuse.base.trace import Activity, Trace
@@ -25,6 +27,9 @@ from meshfuse.runtime.executors import ExecutorIds
 
 KERNEL_DEVICES = ("cpu",)
 """Device types that kernels are generated for. Elsewhere programs run op by op through torch."""
+
+MOST_CHOICES = 4096
+"""Measured choices that a process remembers."""
 
 
 @final
@@ -92,6 +97,8 @@ class FusionCache:
         self._statistics = CacheStatistics()
         self._compiler: KernelCompiler | None = None
         self._has_warned = False
+        self.choices: BoundedTable[str, Mapping[str, Any]] = BoundedTable(MOST_CHOICES)
+        """Measured choices as they are written to disk, by what they hold for."""
 
     @classmethod
     def instance(cls) -> FusionCache:
@@ -102,11 +109,12 @@ class FusionCache:
             return cls._instance
 
     def reset(self) -> None:
-        """Forget everything that was compiled, and the counts."""
+        """Forget everything that was compiled or chosen, and the counts."""
         with self._lock:
             self._entries.clear()
             self._ids.clear()
             self._statistics = CacheStatistics()
+            self.choices = BoundedTable(MOST_CHOICES)
 
     def statistics(self) -> CacheStatistics:
         return self._statistics

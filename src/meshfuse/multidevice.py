@@ -4,6 +4,7 @@ from meshfuse.api.dtensor_function import DTensorFunction
 from meshfuse.api.dtensors import execute_with_dtensors
 from meshfuse.api.mesh import DeviceMesh
 from meshfuse.api.mesh_plan import MeshPlan, PlannedCommunication
+from meshfuse.api.overlap_choice import OverlapChoice
 from meshfuse.api.planning import plan
 from meshfuse.api.sharding import Sharding, shard_tensor
 from meshfuse.api.simulation import SimulatedResults, simulate
@@ -11,6 +12,7 @@ from meshfuse.api.timeline import Timeline
 from meshfuse.api.visualization import ShardingPicture, visualize
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.tensor import DistributedTensor
+from meshfuse.facts.overlap_form import Overlap
 from meshfuse.host.device_rates import CPU_RATES, H200_RATES, DeviceRates
 
 __all__ = [
@@ -23,6 +25,8 @@ __all__ = [
     "DeviceMesh",
     "DistributedTensor",
     "MeshPlan",
+    "Overlap",
+    "OverlapChoice",
     "PlannedCommunication",
     "Sharding",
     "ShardingPicture",

@@ -90,7 +90,7 @@ def compile(
     Raises UserError for a schedule that contradicts itself, Unsupported for a legal program that is
     beyond this version, naming tensor and stage.
     """
-    prepared, notes = run_passes(program, passes_for(form))
+    prepared, notes = run_passes(program, passes_for(form, options))
     segmented = form_loops(segment(prepared, _accepts_locally))
     return _compile_segments(segmented, notes, signature, kernels, options)
 

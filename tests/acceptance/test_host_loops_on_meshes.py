@@ -132,7 +132,7 @@ def test_blocks_that_are_no_chunks_are_gathered_as_a_whole(d: int) -> None:
         place(mesh, {0: X}, a)
         for tensor in (b, c):
             tensor.set_device_mesh(mesh)
-        chunks(c, 0, 3)
+        chunks(c, 0, 4)
         fd.add_output(c)
 
     fd, a, b = define(build), integers(6 * d, 4), integers(4, 5)

@@ -189,6 +189,6 @@ def test_a_measured_timeline_has_what_is_predicted() -> None:
         assert len(sums) == len(posts) == len(waits) == 2
         assert [item.bytes for item in sums] == [64, 64]
         for begun, sum_, over in zip(posts, sums, waits, strict=True):
-            assert begun.start <= sum_.start and sum_.end <= over.end
+            assert begun.start <= sum_.start and sum_.end <= over.end + 1e-12
         assert 0.0 <= found.hidden_fraction <= 1.0
         assert found.seconds >= found.bound_seconds > 0.0

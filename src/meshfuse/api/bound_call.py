@@ -17,21 +17,8 @@ from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import Options, with_options
 from meshfuse.dist.dtensor import is_dtensor
 from meshfuse.dist.tensor import DistributedTensor
+from meshfuse.facts.overlap_form import PLAIN, Overlap
 from meshfuse.runtime.arguments import Argument, Signature, check_arguments, flatten_inputs
-
-
-@final
-@frozen_dataclass
-class Bound:
-    """The arguments of one call, checked, what runs on them, and the options it was made with.
-
-    `given` are global sizes that the caller or DistributedTensors among the inputs say, by symbol.
-    """
-
-    arguments: list[Argument]
-    prepared: Prepared
-    options: Options
-    given: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @final
@@ -39,13 +26,28 @@ class Bound:
 class CallKey:
     """What a call is compiled for, as the definition looks it up.
 
-    `is_scheduled`: as one kernel, by its user's schedule.
+    `is_scheduled`: as one kernel, by its user's schedule. `form`: else, how communications overlap.
     """
 
     signature: Signature
     device: str
     options: Options
     is_scheduled: bool
+    form: Overlap = PLAIN
+
+
+@final
+@frozen_dataclass
+class Bound:
+    """The arguments of one call, checked, what it is compiled for, and what runs on them.
+
+    `given` are global sizes that the caller or DistributedTensors among the inputs say, by symbol.
+    """
+
+    arguments: list[Argument]
+    prepared: Prepared
+    key: CallKey
+    given: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def options_of_call(

@@ -17,6 +17,11 @@ from meshfuse.api.fusion_view import FusionView
 from meshfuse.api.kernel_executor import KernelExecutor
 from meshfuse.api.measured_timeline import check_measured, measure_timeline
 from meshfuse.api.ops import Operations
+from meshfuse.api.overlap_choice import (
+    Overlapping,
+    check_segments_overlap,
+    form_unmeasured,
+)
 from meshfuse.api.predicted_timeline import predict_timeline
 from meshfuse.api.profiling import FusionProfile
 from meshfuse.api.recording import Call, Recording
@@ -27,9 +32,9 @@ from meshfuse.api.tensor_arguments import read_tensor_arguments
 from meshfuse.api.tensor_view import TensorView, Val, scalar, tensor_view
 from meshfuse.api.timeline import Timeline
 from meshfuse.api.validation import (
+    check_outputs,
+    copies_of,
     draws_undone,
-    validate_against,
-    validate_with_auto_inferred_outputs,
 )
 from meshfuse.base.dtypes import DataType, Scalar, dtype_of_value
 from meshfuse.base.errors import Unsupported, UserAssertionError, UserError, UserTypeError
@@ -247,6 +252,7 @@ class FusionDefinition:
         profile: bool = False,
         save_repro_inputs: bool = False,
         global_sizes: GlobalSizes | None = None,
+        overlap: Overlapping | None = None,
         _enable_options: Sequence[str] = (),
         _disable_options: Sequence[str] = (),
     ) -> list[torch.Tensor]:
@@ -263,10 +269,12 @@ class FusionDefinition:
         for `profile()`; runs `schedule()` again. `save_repro_inputs`: keep what `last_repro_script`
         needs. `global_sizes`: the global shapes of inputs, by number or view, where ranks hold
         blocks of different sizes of an axis of size -1 (DistributedTensors say theirs); without
-        it, such a size is what this rank holds times the ranks. `_enable_options` and
-        `_disable_options` name options for this call, on top of those in the environment
-        (MESHFUSE_ENABLE, MESHFUSE_DISABLE). After `segment`, segments run one by one, with `device`
-        and `profile`.
+        it, such a size is what this rank holds times the ranks. `overlap`: "auto", the default, has
+        loops around communications where a race at the first call finds that quicker, "require"
+        has the best such form, "off" none, multidevice.Overlap.chunks(n) or .peers() that one.
+        `_enable_options` and `_disable_options` name options for this call, on top of those in the
+        environment (MESHFUSE_ENABLE, MESHFUSE_DISABLE). After `segment`, segments run one by one,
+        with `device` and `profile`.
         """
         if self.ke is not None:
             raise UserAssertionError(
@@ -283,6 +291,7 @@ class FusionDefinition:
         if self.segments:
             whole = self._recording.program
             given_sizes(self.fec.frozen_program(), global_sizes or {})
+            check_segments_overlap(overlap, self.fec.frozen_program().options)
             outputs, measured = run_segments(
                 self.segments, whole, inputs, device, profile, global_sizes
             )
@@ -297,6 +306,7 @@ class FusionDefinition:
             profile=profile,
             capture=capture_debug_output,
             global_sizes=global_sizes,
+            overlap=overlap,
         )
 
     def manual_execute(
@@ -375,32 +385,21 @@ class FusionDefinition:
         equal to nothing), else with the program evaluated op by op (UserError, NaN being NaN). How
         closely depends on types and on how much is reduced: see get_val_tolerances.
         """
-        before, inputs = _copies(inputs)
+        before, inputs = copies_of(inputs)
         self.freeze("validate")
         with nullcontext() if reference_outputs is not None else draws_undone(self.fusion):
             outputs = self.execute(inputs, device=device, **options)
-        self._check_outputs(outputs, reference_outputs, before)
+        check_outputs(self.fusion, outputs, reference_outputs, before)
         return outputs
 
     def manual_validate(
         self, inputs: Iterable[Any], reference_outputs: Sequence[torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
         """As `validate`, by `manual_execute`."""
-        before, inputs = _copies(inputs)
+        before, inputs = copies_of(inputs)
         outputs = self.manual_execute(inputs)
-        self._check_outputs(outputs, reference_outputs, before)
+        check_outputs(self.fusion, outputs, reference_outputs, before)
         return outputs
-
-    def _check_outputs(
-        self,
-        outputs: Sequence[torch.Tensor],
-        references: Sequence[torch.Tensor] | None,
-        inputs: Sequence[Any],
-    ) -> None:
-        if references is None:
-            validate_with_auto_inferred_outputs(self.fusion, outputs, inputs)
-        else:
-            validate_against(self.fusion, outputs, references, inputs)
 
     def segment(self, inputs: Iterable[Any]) -> None:
         """Cut the program, for inputs like these, into `segments`: what one executor runs each.
@@ -454,14 +453,16 @@ class FusionDefinition:
         link_classes: Mapping[str, str] | None = None,
         bandwidths: Mapping[str, float] | None = None,
         global_sizes: GlobalSizes | None = None,
+        overlap: Overlapping | None = None,
     ) -> Timeline:
         """What a rank does when: one lane for compute, one for communications.
 
         Predicted, without devices, for any mesh: `inputs`, `link_classes` and `bandwidths` as
         `multidevice.plan` takes them, `rank` is 0 by default, `rates` are those of the devices,
         CPU_RATES by default; the program stays open, and a schedule of its user's is passed over.
-        `measured`: by a call of `execute` with these inputs and `global_sizes`, on this rank; the
-        outputs are dropped, and it compiles first what no call before it has.
+        `measured`: by a call of `execute` with these inputs, `global_sizes` and `overlap`, on this
+        rank; the outputs are dropped, and it compiles first what no call before it has. A
+        prediction is of the plain form, or of the one that `overlap` is.
 
         Raises UserError for arguments that the other kind takes, and what `plan` or `execute` do.
         """
@@ -473,13 +474,14 @@ class FusionDefinition:
                     "definition runs by manual_execute, or segment by segment"
                 )
             self.freeze("timeline")
-            return measure_timeline(self.fec, inputs or (), global_sizes)
+            return measure_timeline(self.fec, inputs or (), global_sizes, overlap)
         valid, message = self.validate_definition()
         if not valid:
             raise EmptyDefinitionError(f"timeline: {message}")
+        form = form_unmeasured("timeline", overlap)
         program = self._recording.program
         return predict_timeline(
-            program, inputs, rank, rates, link_classes, bandwidths, global_sizes
+            program, inputs, rank, rates, link_classes, bandwidths, global_sizes, form
         )
 
     def __repr__(self) -> str:
@@ -492,9 +494,3 @@ class FusionDefinition:
 def _as_input(built: tuple[Program, Any]) -> tuple[Program, tuple[str]]:
     program, name = built
     return build.add_input(program, name), (name,)
-
-
-def _copies(inputs: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """Copies of the tensors among `inputs`, which a call may write to, and `inputs` as a list."""
-    given = list(inputs)
-    return [v.clone() if isinstance(v, torch.Tensor) else v for v in given], given

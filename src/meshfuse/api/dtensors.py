@@ -9,6 +9,7 @@ import torch
 
 from meshfuse.api.definition import FusionDefinition
 from meshfuse.api.dtensor_inputs import take_dtensor
+from meshfuse.api.overlap_choice import Overlapping
 from meshfuse.base.errors import UserAssertionError, UserTypeError
 from meshfuse.dist.dtensor import is_dtensor, is_even, make_dtensor, mesh_of
 from meshfuse.dist.placements import Replicate
@@ -16,8 +17,12 @@ from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.runtime.arguments import list_inputs
 
 
-def execute_with_dtensors(fd: FusionDefinition, in_dtensors: Iterable[Any]) -> list[Any]:
+def execute_with_dtensors(
+    fd: FusionDefinition, in_dtensors: Iterable[Any], *, overlap: Overlapping | None = None
+) -> list[Any]:
     """Run a definition on DTensors; return its outputs as DTensors, on meshes of any rank.
+
+    `overlap` is that of `execute`.
 
     Numbers and plain tensors among the inputs are taken as `fd.execute` takes them. A result lies
     on the device mesh of the inputs with the same ranks, that very object; without such an input
@@ -39,7 +44,7 @@ def execute_with_dtensors(fd: FusionDefinition, in_dtensors: Iterable[Any]) -> l
         take_dtensor(frozen, position, value) if is_dtensor(value) else value
         for position, value in enumerate(inputs)
     ]
-    return run_on_shards(fd, inputs, shards)
+    return run_on_shards(fd, inputs, shards, overlap)
 
 
 def check_mesh_names(inputs: Sequence[Any]) -> None:
@@ -57,14 +62,19 @@ def check_mesh_names(inputs: Sequence[Any]) -> None:
             )
 
 
-def run_on_shards(fd: FusionDefinition, inputs: Sequence[Any], shards: Sequence[Any]) -> list[Any]:
+def run_on_shards(
+    fd: FusionDefinition,
+    inputs: Sequence[Any],
+    shards: Sequence[Any],
+    overlap: Overlapping | None = None,
+) -> list[Any]:
     """Run on the shards of `inputs`, which are checked; give results on the inputs' meshes."""
     dtensors = {k: value for k, value in enumerate(inputs) if is_dtensor(value)}
     unsaid = {
         k: tuple(dtensor.shape) for k, dtensor in dtensors.items() if not _says_shape(dtensor)
     }
     device_meshes = list({id(d.device_mesh): d.device_mesh for d in dtensors.values()}.values())
-    results = fd.execute(shards, global_sizes=unsaid or None)
+    results = fd.execute(shards, global_sizes=unsaid or None, overlap=overlap)
     return [_wrap(result, device_meshes) for result in results]
 
 

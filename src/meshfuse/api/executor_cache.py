@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import final
 
 import torch
@@ -20,6 +21,7 @@ from meshfuse.api.bound_call import (
 from meshfuse.api.debug_output import debug_output, kernel_text, scheduled_text
 from meshfuse.api.devices import Device, read_device
 from meshfuse.api.explain import communications, explain_compilation, explain_definition
+from meshfuse.api.form_choices import FormChoices
 from meshfuse.api.frozen_program import (
     FrozenProgram,
     GlobalSizes,
@@ -34,6 +36,7 @@ from meshfuse.api.hot_calls import (
     facts_of_inputs,
     remember_call,
 )
+from meshfuse.api.overlap_choice import OverlapChoice, Overlapping, read_overlap
 from meshfuse.api.prepared import Prepared, prepare
 from meshfuse.api.profiling import CallProfiler, FusionProfile, begin_profile
 from meshfuse.api.results import public_sharding, wrap_result
@@ -45,6 +48,7 @@ from meshfuse.base.trace import Trace
 from meshfuse.cache import FusionCache
 from meshfuse.dist.calls import Call
 from meshfuse.dist.communicator import Communicator
+from meshfuse.facts.overlap_form import Overlap
 from meshfuse.host.executors import run_executable
 from meshfuse.host.nodes import Communicate, HostProgram
 from meshfuse.host.plan import Executable
@@ -66,6 +70,7 @@ class FusionExecutorCache:
     """
 
     __slots__ = (
+        "_choices",
         "_debug_output",
         "_frozen",
         "_hot_calls",
@@ -100,6 +105,7 @@ class FusionExecutorCache:
             self._user_schedules = UserSchedules(self._recording, schedule or _leave_as_it_is)
         self._prepared: dict[CallKey, Prepared] = {}
         self._hot_calls: BoundedTable[Facts, HotCall] = BoundedTable(MOST_CALLS)
+        self._choices = FormChoices()
         self._last: Prepared | None = None
         self._profile: FusionProfile | None = None
         self._debug_output: str | None = None
@@ -115,12 +121,18 @@ class FusionExecutorCache:
         *,
         device: Device | None = None,
         global_sizes: GlobalSizes | None = None,
+        overlap: Overlapping | None = None,
         _enable_options: Sequence[str] = (),
         _disable_options: Sequence[str] = (),
     ) -> list[torch.Tensor]:
         """Run on this rank's inputs, as `FusionDefinition.execute` does."""
         return self.run(
-            inputs, device, _enable_options, _disable_options, global_sizes=global_sizes
+            inputs,
+            device,
+            _enable_options,
+            _disable_options,
+            global_sizes=global_sizes,
+            overlap=overlap,
         )
 
     def run(
@@ -134,6 +146,7 @@ class FusionExecutorCache:
         profile: bool = False,
         capture: bool = False,
         global_sizes: GlobalSizes | None = None,
+        overlap: Overlapping | None = None,
         profiler: CallProfiler | None = None,
     ) -> list[torch.Tensor]:
         """Run on this rank's inputs: `FusionDefinition.execute`, of a program that is fixed.
@@ -148,7 +161,7 @@ class FusionExecutorCache:
         with communicator.begin_call(frozen.key if frozen.meshes else None) as call:
             facts = None
             if profiler is None and device is None and not (enable or disable or capture):
-                facts = self._facts_of_call(values, communicator, is_auto)
+                facts = self._facts_of_call(values, communicator, is_auto, overlap)
             given = given_sizes(self.frozen_program(), global_sizes) if global_sizes else {}
             if given and facts is not None:
                 facts = (*facts, *given.items())
@@ -169,6 +182,7 @@ class FusionExecutorCache:
                 capture,
                 given,
             )
+            bound = self._in_chosen_form(bound, overlap, communicator, trace)
             executor = bound.prepared.compiled.executor
             outputs = executor.run(bound.arguments, communicator, trace, bound.given, call)
             if profiler is not None:
@@ -186,14 +200,18 @@ class FusionExecutorCache:
             return results
 
     def _facts_of_call(
-        self, inputs: Sequence[object], communicator: Communicator, is_auto: bool
+        self,
+        inputs: Sequence[object],
+        communicator: Communicator,
+        is_auto: bool,
+        overlap: Overlapping | None,
     ) -> Facts | None:
         """What else a call depends on, besides its inputs: by whom it is scheduled and who runs."""
         facts = facts_of_inputs(inputs)
         if facts is None or not self.frozen_program().meshes:
-            return None if facts is None else (is_auto, facts)
+            return None if facts is None else (is_auto, overlap, facts)
         order, place = torch.are_deterministic_algorithms_enabled(), communicator.place()
-        return (is_auto, order, place.rank, place.size, facts)
+        return (is_auto, overlap, order, place.rank, place.size, facts)
 
     def _run_again(
         self,
@@ -238,8 +256,38 @@ class FusionExecutorCache:
         if prepared is None or (redo and is_scheduled):
             prepared = self._prepare(frozen, key, where, redo, trace)
             if options.dump and not capture:
-                print(self._dump(Bound(arguments, prepared, options)), end="")
-        return Bound(arguments, prepared, options, sizes)
+                print(self._dump(Bound(arguments, prepared, key)), end="")
+        return Bound(arguments, prepared, key, sizes)
+
+    def in_form(self, bound: Bound, form: Overlap, trace: Trace | None = None) -> Bound:
+        """The call in another form of overlap, compiled now or before."""
+        if bound.key.form == form:
+            return bound
+        key = replace(bound.key, form=form)
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            where = torch.device(key.device)
+            prepared = self._prepare(self.frozen_program(), key, where, redo=False, trace=trace)
+        return replace(bound, prepared=prepared, key=key)
+
+    def _in_chosen_form(
+        self,
+        bound: Bound,
+        overlap: Overlapping | None,
+        communicator: Communicator,
+        trace: Trace | None,
+    ) -> Bound:
+        """A call in its plain form in the one that it asks for, or that is found best."""
+        wanted = read_overlap("execute", overlap, bound.key.options)
+        is_one_part = bound.key.is_scheduled or bool(self._scheduler)
+        in_form = partial(self.in_form, bound, trace=trace)
+        choice = self._choices.find(
+            self.frozen_program(), bound, in_form, wanted, is_one_part, communicator
+        )
+        if choice is None:
+            return bound
+        found = in_form(choice.form)
+        return replace(found, prepared=replace(found.prepared, choice=choice))
 
     def has_run(self) -> bool:
         """Whether any call has been answered."""
@@ -357,6 +405,11 @@ class FusionExecutorCache:
         """What the most recent call ran, and how it was made."""
         return self._recent().compiled.compilation
 
+    def overlap(self) -> OverlapChoice | None:
+        """In which form of overlap the most recent call ran, and why; None where there was no
+        choice: without meshes or communications, and for overlap="off"."""
+        return self._recent().choice
+
     def get_most_recent_scheduled_ir(self, tensor_transforms: bool = False) -> str:
         """As `get_scheduled_ir`, of the most recent call."""
         return scheduled_text(self._recent().compiled.compilation, tensor_transforms)
@@ -377,7 +430,7 @@ class FusionExecutorCache:
         """What the compiler did with the most recent call, and why; before it, the program."""
         if self._last is None:
             return explain_definition(self._recording.program)
-        return explain_compilation(self._last.compiled.compilation)
+        return explain_compilation(self._last.compiled.compilation, self._last.choice)
 
     def _recent(self) -> Prepared:
         if self._last is None:
@@ -405,6 +458,7 @@ class FusionExecutorCache:
             device,
             key.options,
             scheduler=USER if key.is_scheduled else self._scheduler,
+            form=key.form,
             trace=trace,
         )
         prepared = prepare(compiled)
@@ -433,7 +487,7 @@ class FusionExecutorCache:
 
     def _dump(self, bound: Bound) -> str:
         compilation = bound.prepared.compiled.compilation
-        return debug_output(bound.options, self.frozen_program().program, compilation)
+        return debug_output(bound.key.options, self.frozen_program().program, compilation)
 
 
 def _leave_as_it_is() -> None:

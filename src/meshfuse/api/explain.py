@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from meshfuse.api.overlap_choice import OverlapChoice, choice_lines
 from meshfuse.base.trace import Note
 from meshfuse.expr.nodes import Symbol
 from meshfuse.facts.sharding import Sharding, describe, describe_axes, sharding_of
@@ -29,8 +30,9 @@ def explain_definition(program: Program) -> str:
     return _section("program, as defined", lines)
 
 
-def explain_compilation(compilation: Compilation) -> str:
-    """The compiled program: what moves and why, notes, segments, and what the host does."""
+def explain_compilation(compilation: Compilation, choice: OverlapChoice | None = None) -> str:
+    """The compiled program: what moves and why, how that overlaps, notes, segments, and what the
+    host does."""
     program, host = compilation.segmented.whole, compilation.host
     reasons = _reasons(program, host, compilation.notes)
     told = {id(note) for note in reasons.values()}
@@ -39,6 +41,7 @@ def explain_compilation(compilation: Compilation) -> str:
         (
             _section("program, with what the passes added", _describe_program(program)),
             _section("communications", _describe_communications(host, reasons)),
+            *([_section("overlap", list(choice_lines(choice)))] if choice is not None else []),
             _section("notes", notes or ["none: nothing was copied or left undone"]),
             _section("segments", _describe_segments(compilation.segmented.segments, host)),
             _section(_host_title(host), [print_host_program(replace(host, kernels={}))]),

@@ -8,6 +8,7 @@ import torch
 
 from meshfuse.api.executor_cache import FusionExecutorCache
 from meshfuse.api.frozen_program import GlobalSizes
+from meshfuse.api.overlap_choice import Overlapping
 from meshfuse.api.predicted_timeline import segments_of
 from meshfuse.api.profiling import CallProfiler
 from meshfuse.api.stream_clock import StreamClock
@@ -21,12 +22,15 @@ from meshfuse.runtime.arguments import list_inputs
 
 
 def measure_timeline(
-    cache: FusionExecutorCache, inputs: Iterable[object], global_sizes: GlobalSizes | None
+    cache: FusionExecutorCache,
+    inputs: Iterable[object],
+    global_sizes: GlobalSizes | None,
+    overlap: Overlapping | None = None,
 ) -> Timeline:
     """Run a call, and say what this rank did when: on CUDA by events on its streams."""
     values = list_inputs(inputs)
     profiler = CallProfiler(_clock_for(values))
-    cache.run(values, profile=True, global_sizes=global_sizes, profiler=profiler)
+    cache.run(values, profile=True, global_sizes=global_sizes, overlap=overlap, profiler=profiler)
     compilation = cache.recent_compilation()
     spans = profiler.spans()
     labels = labels_by_name(compilation.host, segments_of(compilation))

@@ -9,6 +9,7 @@ from meshfuse.api.definition import FusionDefinition
 from meshfuse.api.known_sizes import bind_input_sizes, coordinates_of, nominal_sizes
 from meshfuse.api.links import Links, axis_names, ranks_of, read_links
 from meshfuse.api.mesh_plan import MeshPlan, PlannedCommunication
+from meshfuse.api.overlap_choice import Overlapping, form_unmeasured
 from meshfuse.base.errors import UserTypeError
 from meshfuse.host.memory_use import memory_use
 from meshfuse.host.printer import print_host_program
@@ -23,6 +24,7 @@ def plan(
     *,
     link_classes: Mapping[str, str] | None = None,
     bandwidths: Mapping[str, float] | None = None,
+    overlap: Overlapping | None = None,
 ) -> MeshPlan:
     """Compile a definition for its meshes as far as can be without devices, and account for it.
 
@@ -30,7 +32,8 @@ def plan(
     for a scalar its value or None. Sizes that this leaves open are nominal, which the plan says.
     `link_classes` names the link that each mesh axis uses, `{"tp": "nvlink", "dp": "network"}`, by
     default the axis' own name; an exchange along several axes counts for the first of the mesh.
-    `bandwidths`: GB/s that a rank receives over a link, for estimates of time.
+    `bandwidths`: GB/s that a rank receives over a link, for estimates of time. `overlap`: a form
+    instead of the plain one, multidevice.Overlap.chunks(n) or .peers().
 
     No process, process group, device or C++ compiler is needed, and the definition stays open for
     changes. Raises what `execute` does for a program that cannot be compiled, UserError for shapes
@@ -39,7 +42,7 @@ def plan(
     if not isinstance(fd, FusionDefinition):
         raise UserTypeError(f"plan({type(fd).__name__}): takes a FusionDefinition first")
     program = fd.fusion.recording.program
-    compilation = outline_program(program)
+    compilation = outline_program(program, form_unmeasured("plan", overlap))
     known = bind_input_sizes("plan", program, inputs)
     host, meshes = compilation.host, compilation.host.meshes
     links = read_links("plan", host, link_classes, bandwidths)

@@ -9,6 +9,7 @@ from meshfuse.api.links import Links, ranks_of, read_links
 from meshfuse.api.timeline import Timeline, nominal_notes
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.expr import IntExpr
+from meshfuse.facts.overlap_form import PLAIN, Overlap
 from meshfuse.facts.sharding import rank_extents
 from meshfuse.host.device_rates import CPU_RATES, DeviceRates
 from meshfuse.host.nodes import HostProgram, KernelName
@@ -29,8 +30,10 @@ def predict_timeline(
     link_classes: Mapping[str, str] | None,
     bandwidths: Mapping[str, float] | None,
     global_sizes: object = None,
+    form: Overlap = PLAIN,
 ) -> Timeline:
-    """The timeline of `rank`, by a cost model. Inputs, links and errors as for `plan`."""
+    """The timeline of `rank` in a form of overlap, by a cost model. Inputs, links and errors as for
+    `plan`."""
     if global_sizes is not None:
         raise UserError(
             f"timeline(global_sizes={global_sizes!r}): for a prediction the shapes in inputs are "
@@ -39,7 +42,7 @@ def predict_timeline(
     rank, rates = 0 if rank is None else rank, CPU_RATES if rates is None else rates
     if not isinstance(rates, DeviceRates):
         raise UserTypeError(f"timeline(rates={rates!r}): takes DeviceRates")
-    compilation = outline_program(program)
+    compilation = outline_program(program, form)
     host, segments = compilation.host, segments_of(compilation)
     meshes = host.meshes
     _check_rank(rank, meshes)
@@ -56,6 +59,18 @@ def predict_timeline(
         items=predict_items(host, segments, sizes, rank, rates, transmissions),
         notes=(*nominal_notes(nominal), *notes),
     )
+
+
+def predict_call(
+    compilation: Compilation, known: Mapping[str, int], rank: int, rates: DeviceRates
+) -> Timeline:
+    """The timeline of `rank` for what is compiled, by a cost model. `known`: sizes by symbol."""
+    host, segments = compilation.host, segments_of(compilation)
+    known = {**known, **coordinates_of(host.meshes, rank)}
+    sizes = {**known, **nominal_sizes(host, known, _extents(segments))}
+    transmissions, _ = _transmissions(host, sizes, Links({}, {}), rates)
+    items = predict_items(host, segments, sizes, rank, rates, transmissions)
+    return Timeline(rank, is_measured=False, source=rates.name, items=items)
 
 
 def segments_of(compilation: Compilation) -> Segments:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
+from meshfuse.api.overlap_choice import OverlapChoice
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.cache import CompiledProgram
 from meshfuse.facts import sharding as facts
@@ -18,6 +19,8 @@ class Prepared:
     outputs: tuple[facts.Sharding, ...]
     updates: tuple[tuple[int, facts.Sharding], ...]
     """Inputs that are updated in place, by position, in the order of their outputs."""
+    choice: OverlapChoice | None = None
+    """Why it is in this form of overlap, where there was a choice."""
 
 
 def prepare(compiled: CompiledProgram) -> Prepared:

@@ -64,9 +64,12 @@ class Scheduling:
         """Move loop `old` to place `new` for each pair; the others keep their order."""
         return self._own("reorder", tv).reorder(order)
 
-    def swizzle1d(self, tv: TensorView, x: int, parallel_type: ParallelType) -> TensorView:
-        """Let each rank begin a loop at its own number along a mesh axis: ring order."""
-        return self._own("swizzle1d", tv).swizzle1d(x, parallel_type)
+    def swizzle1d(
+        self, tv: TensorView, x: int, parallel_type: ParallelType, offset: int = 0
+    ) -> TensorView:
+        """Let each rank begin a loop at its own number along a mesh axis, or `offset` behind it:
+        ring order."""
+        return self._own("swizzle1d", tv).swizzle1d(x, parallel_type, offset)
 
     def parallelize(self, tv: TensorView, axis: int, parallel_type: ParallelType) -> None:
         """Bind a loop to a mesh axis, the stream loop, or a parallelism of the kernel."""

@@ -16,6 +16,7 @@ from meshfuse.api.frozen_program import (
     given_sizes,
     note_global_shape,
 )
+from meshfuse.api.overlap_choice import Overlapping, form_unmeasured
 from meshfuse.api.results import wrap_result
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.dist.shard import shard_tensor
@@ -44,13 +45,15 @@ def simulate(
     per_rank: bool = False,
     ranks: int | None = None,
     global_sizes: GlobalSizes | None = None,
+    overlap: Overlapping | None = None,
 ) -> SimulatedResults:
     """Run a definition as every rank of its meshes, in this process.
 
     `inputs` are global: each rank gets a copy of its shard. With `per_rank`, `inputs[rank]` is what
     that rank would pass to `execute`, used as it is. `ranks` is the size of the job, by default as
-    large as the meshes need. `global_sizes` are those of `execute`, for `per_rank`. Collectives
-    are checked: ranks that disagree, a missing wait or a deadlock raise CommunicationError.
+    large as the meshes need. `global_sizes` are those of `execute`, for `per_rank`. `overlap`:
+    a form instead of the plain one, multidevice.Overlap.chunks(n) or .peers(). Collectives are
+    checked: ranks that disagree, a missing wait or a deadlock raise CommunicationError.
     """
     if not isinstance(fd, FusionDefinition):
         raise UserTypeError(f"simulate({fd!r}, inputs): takes a FusionDefinition first")
@@ -59,12 +62,13 @@ def simulate(
     count = _count_ranks(frozen, ranks)
     _check_per_rank(inputs, per_rank, count)
     given = _sizes_of(frozen, inputs, per_rank, global_sizes)
+    form = form_unmeasured("simulate", overlap)
     bound = [
         fd.fec.bind(inputs[rank] if per_rank else _shards(frozen, inputs, rank), rank, given=given)
         for rank in range(count)
     ]
     given = _merge_sizes(bound)
-    bound = [replace(b, given=given) for b in bound]
+    bound = [replace(fd.fec.in_form(b, form), given=given) for b in bound]
     executables = {rank: b.prepared.compiled.executor.compile(rank) for rank, b in enumerate(bound)}
     arguments = {rank: b.arguments for rank, b in enumerate(bound)}
     outputs = driver.simulate(executables, arguments, given)

@@ -249,12 +249,16 @@ class TensorView(Arithmetic):
         order = dict(order)
         return self._change(Call("reorder", (order,), receiver=self), transforms.reorder, order)
 
-    def swizzle1d(self, x: int, parallel_type: ParallelType) -> TensorView:
-        """Let each rank begin loop axis `x` at its own number along a mesh axis: ring order."""
-        call = Call("swizzle1d", (x, parallel_type), receiver=self)
+    def swizzle1d(self, x: int, parallel_type: ParallelType, offset: int = 0) -> TensorView:
+        """Let each rank begin loop axis `x` at its own number along a mesh axis, or `offset` behind
+        it: ring order. With an offset of 1 it ends with its own number."""
+        given = (x, parallel_type, offset) if offset else (x, parallel_type)
+        call = Call("swizzle1d", given, receiver=self)
         if not isinstance(parallel_type, ParallelType):
             raise UserTypeError(f"{call}: takes a ParallelType")
-        return self._change(call, transforms.swizzle1d, x, parallel_type)
+        if not isinstance(offset, int):
+            raise UserTypeError(f"{call}: the offset is a number of iterations")
+        return self._change(call, transforms.swizzle1d, x, parallel_type, offset)
 
     def rfactor(self, axes: Sequence[int]) -> TensorView:
         """Reduce loop axes `axes` in a new tensor, and the other reduced axes here.

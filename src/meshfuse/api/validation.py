@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import singledispatch
+from typing import Any
 
 import torch
 
@@ -200,3 +201,22 @@ def _(expr: Reduction | Welford, program: Program) -> tuple[IntExpr, ...]:
 def _(expr: MatMul | Linear, program: Program) -> tuple[IntExpr, ...]:
     axes = program.tensor(TensorName(expr.outs[0])).logical
     return tuple(axis.extent for axis in axes if axis.kind is AxisKind.reduction)
+
+
+def check_outputs(
+    fusion: FusionView,
+    outputs: Sequence[torch.Tensor],
+    references: Sequence[torch.Tensor] | None,
+    inputs: Sequence[Any],
+) -> None:
+    """Compare with references, or without any with the program evaluated op by op."""
+    if references is None:
+        validate_with_auto_inferred_outputs(fusion, outputs, inputs)
+    else:
+        validate_against(fusion, outputs, references, inputs)
+
+
+def copies_of(inputs: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """Copies of the tensors among `inputs`, which a call may write to, and `inputs` as a list."""
+    given = list(inputs)
+    return [v.clone() if isinstance(v, torch.Tensor) else v for v in given], given

@@ -33,6 +33,7 @@ without data first; InvariantError says what is wrong.
 that equal inputs give equal bits. torch.use_deterministic_algorithms(True) asks for it, too.
 `float32_collectives`: ranks' 16-bit floats are added in float32 and rounded once, on every backend.
 On CPUs they always are.
+`overlap(off)`: what `overlap` is of calls that do not say: auto, off or require.
 """
 
 DISABLE_OPTIONS: Final = tuple(
@@ -62,6 +63,8 @@ DUMP_OPTIONS: Final = tuple(
 """Names of what can be printed."""
 
 DEFAULT_NUMBER_OF_STREAMS: Final = 4
+OVERLAP_MODES: Final = ("auto", "off", "require")
+"""What `overlap` may be, the default first."""
 _ENTRY = re.compile(r"\s*(?P<name>\w+)\s*(?:\((?P<arguments>[^()]*)\))?\s*(?:,|$)")
 
 
@@ -106,6 +109,12 @@ class Options:
         arguments = self.enable_arguments("number_of_streams")
         return int(arguments[0]) if arguments else DEFAULT_NUMBER_OF_STREAMS
 
+    @property
+    def overlap(self) -> str:
+        """What `overlap` is of calls that do not say: one of OVERLAP_MODES."""
+        arguments = self.enable_arguments("overlap")
+        return arguments[0] if arguments else OVERLAP_MODES[0]
+
 
 NO_OPTIONS: Final = Options()
 
@@ -119,7 +128,7 @@ def _find(options: tuple[Option, ...], name: str, known: tuple[str, ...]) -> Opt
 def options_from_environment(environment: Mapping[str, str]) -> Options:
     """The options that an environment asks for, such as os.environ.
 
-    Raises UserError for an unknown name, text that does not parse, or a bad number of streams.
+    Raises UserError for an unknown name, text that does not parse, or a bad argument.
     """
 
     def read(variable: str) -> list[str]:
@@ -136,7 +145,7 @@ def options_from_environment(environment: Mapping[str, str]) -> Options:
 def with_options(base: Options, enable: Sequence[str] = (), disable: Sequence[str] = ()) -> Options:
     """`base` with more options, each written `name` or `name(arguments)`; the last of a name holds.
 
-    Raises UserError for an unknown name, text that does not parse, or a bad number of streams.
+    Raises UserError for an unknown name, text that does not parse, or a bad argument.
     """
     options = replace(
         base,
@@ -144,6 +153,7 @@ def with_options(base: Options, enable: Sequence[str] = (), disable: Sequence[st
         disable=_merged("disable", base.disable, disable, DISABLE_OPTIONS),
     )
     _check_number_of_streams(options)
+    _check_overlap(options)
     return options
 
 
@@ -200,3 +210,11 @@ def _check_number_of_streams(options: Options) -> None:
         raise UserError(f"enable option {option}: takes one number, as number_of_streams(2)")
     if options.number_of_streams < 1:
         raise UserError(f"enable option {option}: there must be at least one stream")
+
+
+def _check_overlap(options: Options) -> None:
+    option = _find(options.enable, "overlap", ENABLE_OPTIONS)
+    if option is None or not option.arguments:
+        return
+    if len(option.arguments) != 1 or option.arguments[0] not in OVERLAP_MODES:
+        raise UserError(f"enable option {option}: takes one of {', '.join(OVERLAP_MODES)}")

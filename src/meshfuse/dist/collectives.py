@@ -4,6 +4,7 @@
     reduce_scatter  src = one block for each rank, in team order; out = this rank's, reduced
     all_reduce      out = the reduction of the team's src buffers
     exchange        src = a block for each rank, out = a block from each; blocks of any size
+    fetch, deliver  out = the src of one rank of the team, each rank's own choice; its own: no copy
 
 Straight, blocks are memory: both buffers are dense, possibly with permuted strides. With a packing,
 blocks are regions of the buffers, and an exchange always has one.
@@ -29,7 +30,7 @@ from meshfuse.base.errors import InvariantError, Unsupported
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.packing import Packing
 
-COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "exchange")
+COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "exchange", "fetch", "deliver")
 REDUCTIONS = ("sum", "prod", "max", "min")
 """What `CollectiveRequest.function` may be."""
 
@@ -44,6 +45,8 @@ class CollectiveBackend(Protocol):
     """What is used of gloo and NCCL as torch has them. Methods return before they are done."""
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any, /) -> dist.Work: ...
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any, /) -> dist.Work: ...
 
     def alltoall_base(
         self,
@@ -66,13 +69,51 @@ class CollectiveBackend(Protocol):
 
 
 @final
+@frozen_dataclass
+class Transfer:
+    """Who gets whose chunk: the rank at place k of the team that at `sources[k]`. `place`: where
+    this rank stands.
+
+    `most_bytes`: of the largest chunk of any rank. `chunk` is what all ranks call the chunk by, in
+    as many fetches as there are ranks, each of which gets each chunk once.
+    """
+
+    place: int
+    sources: tuple[int, ...]
+    most_bytes: int = 0
+    chunk: tuple[int, ...] = ()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this rank gets what it has."""
+        return self.sources[self.place] == self.place
+
+    @property
+    def receivers(self) -> tuple[int, ...]:
+        """The places that this rank sends to."""
+        pairs = enumerate(self.sources)
+        return tuple(k for k, source in pairs if source == self.place != k)
+
+    @property
+    def moves(self) -> bool:
+        """Whether any rank of the team sends anything."""
+        return any(source != k for k, source in enumerate(self.sources))
+
+    @property
+    def root(self) -> int | None:
+        """The place that all get their chunk from, if it is one."""
+        return self.sources[0] if len(set(self.sources)) == 1 else None
+
+
+@final
 @dataclass(frozen=True, slots=True, eq=False)
 class CollectiveRequest:
     """One collective as one rank asks for it.
 
     `number` is the communication's number in the host program, `team` the ranks in mesh order (of
     an exchange, ascending), `cause` the op that needed it. `src` may be changed and `out` read only
-    after the wait. `in_team_order`: sums do not leave order and rounding to the backend.
+    after the wait. `in_team_order`: sums do not leave order and rounding to the backend. A fetch or
+    delivery has a `transfer`, and `out` is `src` where it is the rank's own.
     """
 
     number: int
@@ -84,11 +125,14 @@ class CollectiveRequest:
     cause: str
     packing: Packing | None = None
     in_team_order: bool = False
+    transfer: Transfer | None = None
 
     @property
     def bytes(self) -> int:
         """What this rank hands over, padding included."""
         packing = self.packing
+        if self.transfer is not None:
+            return len(self.transfer.receivers) * self.src.numel() * self.src.element_size()
         elements = self.src.numel() if packing is None else packing.sends.elements
         return elements * self.src.element_size()
 
@@ -182,7 +226,9 @@ def check_request(request: CollectiveRequest) -> None:
     src, out = request.src, request.out
     if request.collective not in COLLECTIVES:
         raise InvariantError(f"{request}: the collectives are {', '.join(COLLECTIVES)}")
-    if request.packing is None:
+    if request.transfer is not None:
+        _check_transfer(request, request.transfer)
+    elif request.packing is None:
         _check_sizes(request)
     else:
         _check_packing(request, request.packing)
@@ -190,7 +236,7 @@ def check_request(request: CollectiveRequest) -> None:
         raise InvariantError(
             f"{request}: from {src.dtype} on {src.device} to {out.dtype} on {out.device}"
         )
-    if request.collective in ("all_gather", "exchange"):
+    if request.collective in ("all_gather", "exchange", "fetch", "deliver"):
         return
     if request.function not in REDUCTIONS:
         raise Unsupported(f"{request}: ranks can be reduced by {', '.join(REDUCTIONS)}")
@@ -204,12 +250,21 @@ def _check_sizes(request: CollectiveRequest) -> None:
     src, out, ranks = request.src, request.out, len(request.team)
     if request.collective == "exchange":
         raise InvariantError(f"{request}: an exchange needs a packing")
+    if request.collective in ("fetch", "deliver"):
+        raise InvariantError(f"{request}: nobody says who sends to whom")
     factors = {"all_gather": (ranks, 1), "all_reduce": (1, 1), "reduce_scatter": (1, ranks)}
     src_factor, out_factor = factors[request.collective]
     if src.numel() * src_factor != out.numel() * out_factor:
         raise InvariantError(
             f"{request}: {src.numel()} elements into {out.numel()} over {ranks} ranks"
         )
+
+
+def _check_transfer(request: CollectiveRequest, transfer: Transfer) -> None:
+    if len(transfer.sources) != len(request.team) or request.packing is not None:
+        raise InvariantError(f"{request}: gets {transfer.sources}, by place")
+    if transfer.is_own and request.out is not request.src:
+        raise InvariantError(f"{request}: the rank's own chunk is copied")
 
 
 def _check_packing(request: CollectiveRequest, packing: Packing) -> None:
@@ -235,12 +290,20 @@ def moves_nothing(request: CollectiveRequest) -> bool:
     of a team."""
     if len(request.team) == 1:
         return True
+    if request.transfer is not None:
+        return not request.transfer.moves or _is_empty_broadcast(request, request.transfer)
     return request.collective != "exchange" and request.bytes == 0
 
 
+def _is_empty_broadcast(request: CollectiveRequest, transfer: Transfer) -> bool:
+    return transfer.root is not None and request.out.numel() == 0
+
+
 def perform_alone(request: CollectiveRequest) -> Posting:
-    """A collective that moves nothing, done: `out` is a copy of `src`."""
+    """A collective that moves nothing, done: `out` is a copy of `src`, of a fetch `src` itself."""
     check_request(request)
+    if request.transfer is not None:
+        return Posting(request)
     wire = wire_of(request)
     wire.receive.copy_(wire.send)
     wire.finish()
@@ -266,6 +329,8 @@ def post(backend: CollectiveBackend, request: CollectiveRequest) -> Posting:
             posting = Posting(request, _gather(backend, src, out))
         case "exchange":
             posting = Posting(request, _exchange(backend, request, src, out))
+        case "fetch" | "deliver":
+            posting = Posting(request, _transfer(backend, request, src, out))
         case "all_reduce":
             posting = _post_all_reduce(backend, request, src, out)
         case _:
@@ -357,6 +422,27 @@ def _exchange(
     assert packing is not None
     sends, receives = list(packing.sends.lengths), list(packing.receives.lengths)
     return backend.alltoall_base(out, src, receives, sends)
+
+
+def _transfer(
+    backend: CollectiveBackend, request: CollectiveRequest, src: torch.Tensor, out: torch.Tensor
+) -> dist.Work:
+    """How chunks go from rank to rank: what all get from one is broadcast."""
+    transfer = request.transfer
+    assert transfer is not None
+    if transfer.root is not None:
+        options = dist.BroadcastOptions()
+        options.rootRank = transfer.root
+        return backend.broadcast([src if transfer.is_own else out], options)
+    sends, receives = ([0] * len(request.team) for _ in range(2))
+    for receiver in transfer.receivers:
+        sends[receiver] = src.numel()
+    if transfer.is_own:
+        out = out.new_empty(0)
+    else:
+        receives[transfer.sources[transfer.place]] = out.numel()
+    copies = len(transfer.receivers)
+    return backend.alltoall_base(out, src if copies == 1 else src.repeat(copies), receives, sends)
 
 
 def reduce_blocks(

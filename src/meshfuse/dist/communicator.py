@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import RLock
 from typing import Any, ClassVar, final
 
@@ -39,6 +41,8 @@ from meshfuse.dist.deadlines import Deadline, Watch, await_arrival, backend_limi
 from meshfuse.dist.groups import CONTROL, Group, form_group
 from meshfuse.dist.history import CallHistory
 from meshfuse.dist.launcher import ALONE, Launch, Place, read_launch, read_local_place
+from meshfuse.dist.symmetric import SymmetricTransport, join_transport
+from meshfuse.dist.transfers import SharedChunk
 from meshfuse.ir.mesh import DeviceMesh
 
 _HAS_DISTRIBUTED = dist.is_available()
@@ -192,10 +196,42 @@ class Communicator:
         Raises CommunicationError if the group is broken or cannot be formed in time, UserError for
         ranks that this job does not have.
         """
-        if collectives.moves_nothing(request):
+        if collectives.moves_nothing(request) and not self._is_shared(request):
             return Pending(collectives.perform_alone(request), None, self.timeout)
         group = self.group(request.team, request.src.device.type, request)
         return Pending(group.post(request), group, self.timeout)
+
+    def reserve(self, chunk: SharedChunk) -> torch.Tensor:
+        """Memory for a chunk that this rank will deliver, which its peers reach if there is
+        such."""
+        transport = None
+        if len(chunk.team) > 1:
+            transport = self._transport(chunk.team, chunk.device, chunk.cause)
+        if transport is None:
+            return chunk.ordinary()
+        return transport.allocate(chunk.shape, chunk.strides, chunk.dtype, chunk.most_bytes)
+
+    def _is_shared(self, request: CollectiveRequest) -> bool:
+        """Whether symmetric memory carries a request."""
+        if request.transfer is None or not request.src.is_cuda or len(request.team) == 1:
+            return False
+        return self._transport(request.team, request.src.device, request) is not None
+
+    def _transport(
+        self, team: tuple[int, ...], device: torch.device, purpose: object
+    ) -> SymmetricTransport | None:
+        """The symmetric memory of a team, which all its ranks ask for alike. Where there is none,
+        a warning has said why, once."""
+        group = self.group(team, device.type, purpose)
+        if not group.has_joined:
+            store = dist.PrefixStore("symmetric", group.board.notices)
+            gather = partial(self.gather, team)
+            group.transport, reason = join_transport(gather, team, self.rank(), device, store)
+            group.has_joined = True
+            if reason:
+                text = f"meshfuse: chunks between ranks {team} go through NCCL: {reason}"
+                warnings.warn(text, UserWarning, stacklevel=2)
+        return group.transport
 
     def begin_call(self, program: str | None) -> CallScope:
         """A call of a program, which the text stands for on all ranks; None for one that they do
@@ -248,16 +284,50 @@ class Communicator:
             self._compare(agreement, self.timeout if seconds is None else seconds)
         history.note(agreement.key)
 
+    def compare(self, agreement: Agreement, seconds: float | None = None) -> None:
+        """As `agree`, but ranks meet in any case."""
+        attachment = self._attach(agreement.purpose)
+        self._compare(agreement, self.timeout if seconds is None else seconds)
+        attachment.histories.setdefault(agreement.team, CallHistory()).note(agreement.key)
+
+    def gather(
+        self, team: tuple[int, ...], mine: Sequence[int], purpose: str, seconds: float | None = None
+    ) -> list[list[int]]:
+        """What every rank of a team says, in its order; all say equally many numbers of 64 bits,
+        and all have come when this returns.
+
+        Raises CommunicationError as a collective does.
+        """
+        if len(team) == 1:
+            return [list(mine)]
+        numbers = torch.tensor(mine, dtype=torch.int64)
+        found = torch.empty(len(team) * len(mine), dtype=torch.int64)
+        request = CollectiveRequest(
+            AGREEMENT_NUMBER, "all_gather", team, numbers, found, None, purpose
+        )
+        control = self.group(team, CONTROL, purpose)
+        control.announce_next(str(request))
+        limit = Deadline.after(self.timeout if seconds is None else seconds)
+        control.wait(control.post(request), limit)
+        return found.view(len(team), -1).tolist()
+
+    def gather_texts(self, team: tuple[int, ...], mine: str, purpose: str) -> list[str]:
+        """As `gather`, of texts."""
+        if len(team) == 1:
+            return [mine]
+        control = self.group(team, CONTROL, purpose)
+        place, store = control.posted, control.board.notices
+        if mine:
+            store.set(f"text {place} {control.board.rank}", mine)
+        spoke = self.gather(team, [bool(mine)], purpose)
+        return [
+            store.get(f"text {place} {rank}").decode() if has_text else ""
+            for rank, [has_text] in zip(team, spoke, strict=True)
+        ]
+
     def _compare(self, agreement: Agreement, seconds: float) -> None:
         def gather(mine: Sequence[int]) -> list[list[int]]:
-            numbers = torch.tensor(mine)
-            found = torch.empty(len(team) * len(mine), dtype=torch.int64)
-            request = CollectiveRequest(
-                AGREEMENT_NUMBER, "all_gather", team, numbers, found, None, cause
-            )
-            control.announce_next(str(request))
-            control.wait(control.post(request), Deadline.after(seconds))
-            return found.view(len(team), -1).tolist()
+            return self.gather(team, mine, cause, seconds)
 
         team, cause = agreement.team, f"an agreement on {agreement.purpose}"
         try:

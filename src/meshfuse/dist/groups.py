@@ -22,6 +22,7 @@ from meshfuse.dist import collectives, deadlines
 from meshfuse.dist.board import Board, Notice, Standing
 from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, Posting
 from meshfuse.dist.deadlines import Deadline, StreamWatch, Watch
+from meshfuse.dist.symmetric import SymmetricTransport
 
 CONTROL = "control"
 """In place of a device type: what ranks tell one another before they exchange tensors."""
@@ -37,7 +38,10 @@ class Group:
     def __init__(
         self, board: Board, backend: CollectiveBackend, watch: Watch = deadlines.nobody
     ) -> None:
-        """`watch` is asked in each long wait for peers that will not come."""
+        """`watch` is asked in each long wait for peers that will not come.
+
+        `transport` carries fetches and deliveries, if it `has_joined` one.
+        """
         self.board = board
         self.broken: str | None = None
         self.watch = watch
@@ -46,6 +50,8 @@ class Group:
         self._outstanding: dict[int, Posting] = {}
         self._lock = RLock()
         self._stream_watch = StreamWatch(board, self.abandon, watch)
+        self.transport: SymmetricTransport | None = None
+        self.has_joined = False
 
     @property
     def posted(self) -> int:
@@ -53,7 +59,11 @@ class Group:
         return self._sequence
 
     def announce_next(self, text: str) -> None:
-        """Say, before it is posted, that this rank comes to the group's next collective."""
+        """Say, before it is posted, that this rank comes to the group's next collective.
+
+        Raises CommunicationError for a broken group: what it has said of its failure stays.
+        """
+        self._usable_backend(text)
         try:
             self.board.announce(Notice(Standing.waits, self._sequence + 1, text))
         except RuntimeError as error:
@@ -70,7 +80,7 @@ class Group:
             backend = self._usable_backend(request)
             self._sequence += 1
             try:
-                posting = collectives.post(backend, request)
+                posting = self._start(backend, request)
             except MeshfuseError:
                 raise
             except RuntimeError as error:
@@ -78,6 +88,11 @@ class Group:
             posting.sequence = self._sequence
             self._outstanding[posting.sequence] = posting
         return posting
+
+    def _start(self, backend: CollectiveBackend, request: CollectiveRequest) -> Posting:
+        if self.transport is not None and request.transfer is not None:
+            return self.transport.post(request)
+        return collectives.post(backend, request)
 
     def wait(self, posting: Posting, deadline: Deadline) -> None:
         """Block until the posting's `out` may be read; on CUDA, the current stream waits instead.
@@ -116,7 +131,7 @@ class Group:
         self.abandon(str(failure))
         return failure
 
-    def _usable_backend(self, request: CollectiveRequest) -> CollectiveBackend:
+    def _usable_backend(self, request: CollectiveRequest | str) -> CollectiveBackend:
         if self._backend is None:
             raise CommunicationError(
                 f"{request}: the group failed before, and stays so until the process group is "
@@ -130,6 +145,8 @@ class Group:
             if self._backend is None:
                 return
             self.broken = reason
+            if self.transport is not None:
+                self.transport.release()
             self._abort(self._backend)
         try:
             self.board.announce(Notice(Standing.failed, self._sequence, reason))

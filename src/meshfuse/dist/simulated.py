@@ -39,7 +39,7 @@ def perform(requests: Mapping[int, CollectiveRequest]) -> None:
         )
     for place, rank in enumerate(first.team):
         check_request(requests[rank])
-        for other in first.team[:place] if first.collective == "exchange" else first.team[:1]:
+        for other in first.team[:place] if _is_by_pairs(first) else first.team[:1]:
             _check_same(other, requests[other], rank, requests[rank])
     wires = [wire_of(requests[rank]) for rank in first.team]
     for wire, result in zip(wires, _results([requests[r] for r in first.team], wires), strict=True):
@@ -56,6 +56,9 @@ def _results(
         sent = [wire.send.split(_lengths(r)[0]) for r, wire in zip(requests, wires, strict=True)]
         return [torch.cat(blocks) for blocks in zip(*sent, strict=True)]
     sources = [wire.send for wire in wires]
+    transfer = requests[0].transfer
+    if transfer is not None:
+        return [sources[source] for source in transfer.sources]
     if collective == "all_gather":
         return [torch.cat(sources)] * ranks
     reduced = torch.empty_like(sources[0])
@@ -72,6 +75,11 @@ def _lengths(request: CollectiveRequest) -> tuple[tuple[int, ...], tuple[int, ..
     return packing.sends.lengths, packing.receives.lengths
 
 
+def _is_by_pairs(request: CollectiveRequest) -> bool:
+    """Whether what goes from one rank to another depends on both."""
+    return request.collective in ("exchange", "fetch", "deliver")
+
+
 def _check_same(rank: int, a: CollectiveRequest, other: int, b: CollectiveRequest) -> None:
     """Two ranks of a team must ask for the same; the error names them and the first difference."""
     facts: dict[str, tuple[object, object]] = {
@@ -81,7 +89,13 @@ def _check_same(rank: int, a: CollectiveRequest, other: int, b: CollectiveReques
         "function": (a.function, b.function),
         "element type": (a.src.dtype, b.src.dtype),
     }
-    if a.collective != "exchange":
+    if a.transfer is not None and b.transfer is not None:
+        facts["senders"] = (a.transfer.sources, b.transfer.sources)
+        if b.transfer.place in a.transfer.receivers:
+            facts["elements sent"] = (a.src.numel(), b.out.numel())
+        if a.transfer.place in b.transfer.receivers:
+            facts["elements received"] = (a.out.numel(), b.src.numel())
+    elif a.collective != "exchange":
         facts["bytes"] = (a.bytes, b.bytes)
     elif a.team == b.team and a.collective == b.collective:
         sent, received = _lengths(a)[0], _lengths(b)[1]
@@ -197,7 +211,7 @@ class SimulatedTransport:
         current = rounds[place]
         for other, posted in current.requests.items():
             _check_same(other, posted, rank, request)
-            if request.collective != "exchange":
+            if not _is_by_pairs(request):
                 break  # all others are like the first
         self._posted[request.team, rank] = place + 1
         return current

@@ -14,6 +14,7 @@ from meshfuse.expr import (
     Symbol,
     const,
     const_value,
+    evaluate,
     floordiv,
     known_equal,
     maximum,
@@ -77,6 +78,18 @@ def coordinate_symbol(mesh: DeviceMesh, mesh_axis: ParallelType) -> Symbol:
     if mesh.ids != tuple(range(first, first + mesh.size)):
         name += f"_{crc32(repr(mesh.ids).encode()):08x}"
     return symbol(name, 0, mesh.axis_size(mesh_axis) - 1)
+
+
+def value_at(
+    expression: IntExpr,
+    mesh: DeviceMesh,
+    mesh_axis: ParallelType,
+    place: int,
+    sizes: Mapping[str, int],
+) -> int:
+    """What an expression is on the rank that stands at `place` along a mesh axis, and elsewhere
+    where `sizes` say."""
+    return evaluate(expression, {**sizes, coordinate_symbol(mesh, mesh_axis).name: place})
 
 
 def rank_coordinates(mesh: DeviceMesh) -> dict[int, Coordinates]:

@@ -9,7 +9,7 @@ one which has it, the piece with the same indices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from dataclasses import field
 from functools import partial
 from typing import final
 
@@ -28,37 +28,39 @@ from meshfuse.expr import (
     symbol,
 )
 from meshfuse.expr.polynomial import quotient_if_exact
-from meshfuse.facts.axis_map import operand_axis_map
-from meshfuse.facts.facts import tensor_outputs
 from meshfuse.facts.holdings import coordinate_symbol, is_even
 from meshfuse.facts.sharding import Digit, Digits, axis_digits, canonical, local_extent
 from meshfuse.ir.axes import AxisKind, AxisName, TensorName
-from meshfuse.ir.infer import is_tensor
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
-from meshfuse.ir.ops import Expr
 from meshfuse.ir.program import Program
-from meshfuse.ir.schedule import Merge, Split, Swizzle1d, step_results
+from meshfuse.ir.schedule import Merge, Schedule, Split, Swizzle1d, step_results
 
 
 @final
 @frozen_dataclass
 class Span:
     """Which indices of an axis of `extent` the k-th of `count` chunks has, of all ranks together:
-    in each of `blocks` equal blocks, the `width` from k * width on."""
+    in each of `blocks` equal blocks, the `width` from k * width on.
+
+    `around`: how many iterations loops around this one have along the same axis; what it says is of
+    one of their chunks.
+    """
 
     extent: IntExpr
     blocks: IntExpr
     count: IntExpr
     width: IntExpr
+    around: IntExpr = field(default_factory=lambda: const(1))
 
 
 @final
 @frozen_dataclass
 class Rotation:
-    """A rank begins with the chunk of its own number along `mesh_axis`."""
+    """A rank begins with the chunk of its own number along `mesh_axis`, or `offset` behind it."""
 
     mesh: DeviceMesh
     mesh_axis: ParallelType
+    offset: int = 0
 
 
 @final
@@ -80,7 +82,7 @@ class Stream:
         if self.rotation is None:
             return iteration
         coordinate = coordinate_symbol(self.rotation.mesh, self.rotation.mesh_axis)
-        return mod(iteration + coordinate, self.span.count)
+        return mod(iteration + coordinate + self.rotation.offset, self.span.count)
 
 
 @final
@@ -136,7 +138,7 @@ def stream_leaves(program: Program, tensor: TensorName) -> tuple[AxisName, ...]:
     schedule = program.schedule(tensor)
     if ParallelType.stream not in schedule.bindings.values():
         return ()
-    return tuple(a for a in schedule.leaves if schedule.binding(a) == ParallelType.stream)
+    return tuple(a for a in schedule.leaves if is_stream(schedule, a))
 
 
 def has_streams(program: Program) -> bool:
@@ -160,17 +162,21 @@ def _find_streams(program: Program, tensor: TensorName) -> tuple[Stream, ...]:
 def find_stream(program: Program, tensor: TensorName, leaf: AxisName) -> Stream | str:
     """The loop that a stream leaf asks for, or why there is none."""
     schedule, axes = program.schedule(tensor), program.all_axes(tensor)
-    axis, width, blocks, rotation = leaf, const(1), const(1), None
+    axis, width, blocks, around, rotation = leaf, const(1), const(1), const(1), None
     for step in reversed(schedule.steps):
         if axis not in step_results(step):
             continue
         match step:
-            case Swizzle1d(source, _, mesh_axis):
+            case Swizzle1d(source, _, mesh_axis, offset):
                 if axis != leaf or schedule.mesh is None or not schedule.mesh.has(mesh_axis):
                     return f"axis {axis} is swizzled by {mesh_axis} outside the loop"
-                rotation, axis = Rotation(schedule.mesh, mesh_axis), source
+                rotation, axis = Rotation(schedule.mesh, mesh_axis, offset), source
             case Split(source, outer, inner) if axis == outer:
                 width, axis = width * axes[inner].extent, source
+            case Split(source, outer, _) if (loop := _loop_over(schedule, outer)) is not None:
+                if schedule.leaves.index(loop) > schedule.leaves.index(leaf):
+                    return f"{loop} stands inside it, of whose chunks it makes pieces"
+                around, axis = around * axes[outer].extent, source
             case Split(source, outer, _):
                 if any(digit.owner is None for digit in axis_digits(program, tensor)[outer]):
                     return f"{outer} stands above it: a chunk would be pieces of what a rank holds"
@@ -184,10 +190,25 @@ def find_stream(program: Program, tensor: TensorName, leaf: AxisName) -> Stream 
     is_reduced = domain.kind is AxisKind.reduction
     if not is_reduced and not domain.kind.is_tensor_axis:
         return f"axis {domain} has the terms of ranks"
-    span = Span(domain.extent, blocks, axes[leaf].extent, width)
+    extent = quotient_if_exact(domain.extent, around)
+    if extent is None:
+        return f"the chunks of axis {domain} are not all of one size"
+    span = Span(extent, blocks, axes[leaf].extent, width, around)
     if cut_axis(program, tensor, axis, span) is None:
         return f"ranks may hold unequal parts of the chunks of axis {domain}"
     return Stream(leaf, axis, span, is_reduced, rotation)
+
+
+def _loop_over(schedule: Schedule, axis: AxisName) -> AxisName | None:
+    """The stream leaf that an axis is, or is as swizzled."""
+    swizzles = (step for step in schedule.steps if isinstance(step, Swizzle1d))
+    names = {axis, *(step.out for step in swizzles if step.source == axis)}
+    return next((a for a in schedule.leaves if a in names and is_stream(schedule, a)), None)
+
+
+def is_stream(schedule: Schedule, leaf: AxisName) -> bool:
+    """Whether a leaf is a loop of the host."""
+    return schedule.binding(leaf) == ParallelType.stream
 
 
 def cut_axis(program: Program, tensor: TensorName, axis: AxisName, span: Span) -> Cut | None:
@@ -203,7 +224,10 @@ def cut_axis(program: Program, tensor: TensorName, axis: AxisName, span: Span) -
         return None
     if is_sharded and not is_even(digits, extent):
         return None
-    above, first, below = digits[:place], digits[place].extent, digits[place + 1 :]
+    above, below = digits[:place], digits[place + 1 :]
+    first = quotient_if_exact(digits[place].extent, span.around)
+    if first is None:
+        return None
     if not below:
         return Cut(first, span.width, span.count, above, below, blocks)
     inner = local_extent(below)
@@ -212,81 +236,3 @@ def cut_axis(program: Program, tensor: TensorName, axis: AxisName, span: Span) -
     if outer is None or not known_equal(outer * inner * ranks_below, span.width):
         return None
     return Cut(first * inner, outer * inner, span.count, above, below, blocks * ranks_below)
-
-
-# Expressions.
-
-
-def loops_of(program: Program, expr: Expr) -> tuple[Stream, ...]:
-    """The host loops of an expression: those of its output."""
-    outs = tensor_outputs(program, expr)
-    return streams_of(program, outs[0]) if outs else ()
-
-
-def carried_to(
-    program: Program, expr: Expr, position: int, out: TensorName, axis: AxisName
-) -> AxisName | None:
-    """The axis of an operand that becomes `axis` of `out`."""
-    pairs = operand_axis_map(expr, program, position, out).items()
-    return next((name for name, image in pairs if image == axis), None)
-
-
-def share_loop(program: Program, exprs: Sequence[Expr], depth: int = 0) -> bool:
-    """Whether expressions can be in one loop, `depth` loops further in: each chunk needs of what
-    they make the same chunk alone."""
-    loops = [loops_of(program, expr)[depth : depth + 1] for expr in exprs]
-    if not any(loops):
-        return True
-    if not all(loops):
-        return False
-    first = loops[0][0]
-    if any((own.span, own.rotation) != (first.span, first.rotation) for (own,) in loops):
-        return False
-    made = {
-        out: own.axis
-        for expr in exprs
-        for out in tensor_outputs(program, expr)
-        for own in streams_of(program, out)[depth : depth + 1]
-        if not own.is_reduced
-    }
-    inside = {out for expr in exprs for out in tensor_outputs(program, expr)}
-    for expr, (own,) in zip(exprs, loops, strict=True):
-        out = tensor_outputs(program, expr)[0]
-        for position, operand in enumerate(expr.ins):
-            if operand not in inside or not is_tensor(program, operand):
-                continue
-            carried = carried_to(program, expr, position, out, own.axis)
-            if carried is None or carried != made.get(TensorName(str(operand))):
-                return False
-    return True
-
-
-def share_loops(program: Program, exprs: Sequence[Expr]) -> bool:
-    """Whether expressions have the same loops and can be in them together."""
-    depths = {len(loops_of(program, expr)) for expr in exprs}
-    return len(depths) <= 1 and all(
-        share_loop(program, exprs, depth) for depth in range(max(depths, default=0))
-    )
-
-
-def continues_loop(program: Program, before: Sequence[Expr], exprs: Sequence[Expr]) -> bool:
-    """Whether `exprs` can be in the outermost loop of those before them, and have a chunk in
-    common."""
-    if not loops_of(program, exprs[0]) or not share_loop(program, [*before, *exprs]):
-        return False
-    return not _chunks_touched(program, before).isdisjoint(_chunks_touched(program, exprs))
-
-
-def _chunks_touched(program: Program, exprs: Iterable[Expr]) -> set[tuple[TensorName, AxisName]]:
-    """Tensors of which expressions make or read chunks, each with the axis along which."""
-    found: set[tuple[TensorName, AxisName]] = set()
-    for expr in exprs:
-        outs = tensor_outputs(program, expr)
-        out, own = outs[0], loops_of(program, expr)[0]
-        found.update((made, loops[0].axis) for made in outs if (loops := streams_of(program, made)))
-        for position, operand in enumerate(expr.ins):
-            if is_tensor(program, operand):
-                carried = carried_to(program, expr, position, out, own.axis)
-                if carried is not None:
-                    found.add((TensorName(str(operand)), carried))
-    return found

@@ -71,7 +71,7 @@ class WorkerStreams:
         self._guard = torch.cuda.device(device)
         self._pool = StreamPool.of(device)
         self._marks: dict[Mark, torch.cuda.Event] = {}
-        self._used: set[torch.cuda.Stream] = set()
+        self._used: dict[int, torch.cuda.Stream] = {}
 
     def __enter__(self) -> WorkerStreams:
         self._guard.__enter__()
@@ -87,7 +87,7 @@ class WorkerStreams:
         try:
             torch.cuda.set_stream(self._caller)
             if error is not None:
-                for stream in self._used:
+                for stream in self._used.values():
                     self._caller.wait_stream(stream)
             self._pool.give_back(list(self._marks.values()))
         finally:
@@ -96,10 +96,11 @@ class WorkerStreams:
     def follow(self, event: Event) -> None:
         """Do what a program asks for that concerns streams."""
         match event:
+            case SwitchStream(stream) if stream == CALLER:
+                torch.cuda.set_stream(self._caller)
             case SwitchStream(stream):
-                worker = self._caller if stream == CALLER else self._pool.stream(stream)
-                self._used.add(worker)
-                torch.cuda.set_stream(worker)
+                self._used[stream] = self._pool.stream(stream)
+                torch.cuda.set_stream(self._used[stream])
             case Mark():
                 self._marks[event] = mark = self._pool.take_event()
                 mark.record(torch.cuda.current_stream(self._device))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import Any, Final, final
+
+import torch
 
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.collectives import CollectiveRequest
+from meshfuse.dist.transfers import SharedChunk
 
 CALLER: Final = -1
 """The number of the caller's stream; worker streams count from 0."""
@@ -25,6 +28,19 @@ class AwaitWork:
     """Go on when the collective of this number is complete."""
 
     number: int
+
+
+@final
+@frozen_dataclass
+class Reserve:
+    """Put memory for a chunk that is delivered into this slot."""
+
+    chunk: SharedChunk
+    slots: list[Any]
+    slot: int
+
+    def fill(self, memory: torch.Tensor) -> None:
+        self.slots[self.slot] = memory
 
 
 @final
@@ -52,4 +68,4 @@ class AwaitMark:
     mark: Mark
 
 
-Event = Post | AwaitWork | SwitchStream | Mark | AwaitMark
+Event = Post | AwaitWork | Reserve | SwitchStream | Mark | AwaitMark

@@ -17,7 +17,7 @@ from meshfuse.dist.communicator import Communicator, Pending
 from meshfuse.dist.random_states import draw_alike
 from meshfuse.host.cooperative import CooperativeRun, post
 from meshfuse.host.cuda_streams import WorkerStreams
-from meshfuse.host.events import AwaitWork, Event, Post
+from meshfuse.host.events import AwaitWork, Event, Post, Reserve
 from meshfuse.host.load import load
 from meshfuse.host.nodes import HostProgram, KernelName
 from meshfuse.host.plan import Drawing, Executable, Plan, Slots
@@ -232,6 +232,8 @@ def _drive(
                 case AwaitWork(number):
                     pending.pop(number).wait()
                     to_come -= 1
+                case Reserve(chunk):
+                    event.fill(communicator.reserve(chunk))
                 case _:
                     follow(event)
     except BaseException as error:

@@ -40,11 +40,11 @@ def with_early_posts(body: Sequence[Node], kernels: Mapping[KernelName, Kernel])
         if not isinstance(node, Communicate):
             placed.append(node)
             continue
-        allocation = placed.pop()
+        moved: list[Node] = [node] if node.makes_result else [placed.pop(), node]
         place = len(placed)
         while place > 0 and not _must_precede(placed[place - 1], node, kernels):
             place -= 1
-        placed[place:place] = [allocation, node]
+        placed[place:place] = moved
     return placed
 
 
@@ -89,7 +89,7 @@ def with_frees(body: Sequence[Node], kept: Collection[TensorName | ScalarName]) 
 
     def touched(node: Node) -> tuple[TensorName | ScalarName, ...]:
         if isinstance(node, Wait):
-            return names_needed(posted[node.number])
+            return touched(posted[node.number])
         return (*names_needed(node), *names_defined(node))
 
     last = {name: place for place, node in enumerate(body) for name in touched(node)}

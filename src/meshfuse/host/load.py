@@ -139,13 +139,13 @@ def _bind_steps(
     for node, elsewhere in body:
         if isinstance(node, ForLoop | OnStream):
             inside = nodes_here(binding.program, node.body, binding.rank)
-            steps = tuple(_bind_steps(inside, binding, groups))
-            is_loop = isinstance(node, ForLoop)
-            yield (
-                LoopStep.of(node.index, node.count, steps)
-                if is_loop
-                else OnStreamStep.of(node.stream, steps)
-            )
+            if isinstance(node, ForLoop):
+                around = replace(binding, loops=(*binding.loops, node.index))
+                steps = tuple(_bind_steps(inside, around, groups))
+                yield LoopStep.of(node.index, node.count, steps)
+            else:
+                steps = tuple(_bind_steps(inside, binding, groups))
+                yield OnStreamStep.of(node.stream, steps)
         elif isinstance(node, Launch | Evaluate | Communicate):
             ids = replace(binding.ids, group=next(groups))
             yield bind_step(node, replace(binding, ids=ids))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import final
 
 from meshfuse.expr import Symbol, free_symbols
 from meshfuse.facts.facts import tensor_outputs
-from meshfuse.facts.streams import continues_loop, has_streams, loop_index, loops_of
+from meshfuse.facts.shared_loops import continues_loop, loops_of
+from meshfuse.facts.streams import has_streams, loop_index
 from meshfuse.ir.axes import TensorName
+from meshfuse.ir.comm import Deliver
 from meshfuse.ir.fusion import Output
 from meshfuse.ir.ops import Expr
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import extract, with_exprs
 from meshfuse.passes.chunks import Chunked, chunk_exprs, without_streams
+from meshfuse.segment.segment import EXPR_EVAL
 from meshfuse.segment.segments import Loop, Segment, SegmentedProgram, Slice
 
 
@@ -44,12 +47,12 @@ def chunk_program(program: Program) -> Program:
 @final
 @dataclass(slots=True)
 class _Forming:
-    """The program so far, the names that sizes have, those of loops among them, and what iterations
-    make of tensors outside under other names, which no expression reads."""
+    """The program so far, and the names that sizes have, those of loops among them. `kept`: chunks
+    of what exists outside of the loop that makes them, and what they are by other names in it."""
 
     program: Program
     taken: frozenset[str]
-    kept: set[TensorName] = field(default_factory=set[TensorName])
+    kept: frozenset[TensorName] = frozenset()
 
 
 def _names_taken(program: Program) -> frozenset[str]:
@@ -107,12 +110,9 @@ def _loop(work: _Forming, group: Sequence[Segment]) -> Loop:
     stream = loops_of(work.program, exprs[0])[0]
     index, work.taken = _fresh_index(work.taken, work.program, exprs)
     chunked = chunk_exprs(work.program, exprs, index, work.kept)
-    work.kept.update((*chunked.sums, *chunked.wholes))
+    work.kept |= {*chunked.kept, *chunked.sums, *chunked.wholes}
     work.program = _in_place(chunked, exprs)
-    parts = [
-        replace(part, program=_extracted(work.program, part.program.fusion.exprs, chunked, exprs))
-        for part in group
-    ]
+    parts = [taking for part in group for taking in _parts(work.program, part, chunked, exprs)]
     slices = tuple(Slice(name, *found) for name, found in chunked.slices.items())
     sums = {**chunked.sums_so_far, **chunked.sums}
     body = tuple(_form(work, parts))
@@ -128,6 +128,19 @@ def _in_place(chunked: Chunked, exprs: Sequence[Expr]) -> Program:
     return with_exprs(program, found)
 
 
+def _parts(
+    program: Program, part: Segment, chunked: Chunked, exprs: Sequence[Expr]
+) -> Iterator[Segment]:
+    """What takes the place of a segment. What is delivered is added by another one."""
+    program = _extracted(program, part.program.fusion.exprs, chunked, exprs)
+    found = program.fusion.exprs
+    if not isinstance(found[0], Deliver):
+        yield replace(part, program=program)
+        return
+    yield replace(part, program=extract(program, found[:1]))
+    yield Segment(f"{part.name}_sum", extract(program, found[1:]), EXPR_EVAL)
+
+
 def _extracted(
     program: Program, part: Sequence[Expr], chunked: Chunked, exprs: Sequence[Expr]
 ) -> Program:
@@ -136,9 +149,7 @@ def _extracted(
     Its results are, besides chunks that others in the loop read, those of what exists outside.
     """
     taking = {id(old): new for old, new in zip(exprs, chunked.exprs, strict=True)}
-    made = set(chunked.made)
-    kept = [name for name, (source, _, _) in chunked.slices.items() if source in made]
-    results = tuple(Output(name) for name in (*kept, *chunked.sums, *chunked.wholes))
+    results = tuple(Output(n) for n in (*chunked.kept, *chunked.sums, *chunked.wholes))
     fusion = replace(program.fusion, outputs=(*program.fusion.outputs, *results))
     found = [new for old in part for new in taking.get(id(old), (old,))]
     return extract(replace(program, fusion=fusion), found)

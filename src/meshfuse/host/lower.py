@@ -12,6 +12,7 @@ from meshfuse.host.lifetimes import with_early_posts, with_frees, with_waits
 from meshfuse.host.lower_segments import MADE, LoweredKernel, lower_segments
 from meshfuse.host.nodes import (
     Chunk,
+    Communicate,
     Coordinate,
     Evaluate,
     ForLoop,
@@ -93,11 +94,13 @@ def lower_to_host(
 def _coordinates(
     program: Program, buffers: Mapping[TensorName, HostBuffer], body: Sequence[Node]
 ) -> list[Coordinate]:
-    """Those that local sizes name."""
+    """Those that local sizes name, and who sends what to whom."""
     extents = [extent for buffer in buffers.values() for extent in buffer.shape]
     for node in all_nodes(body):
         extents += node.sizes.values() if isinstance(node, Launch) else ()
         extents += [node.start] if isinstance(node, Chunk) else []
+        if isinstance(node, Communicate) and node.owner is not None:
+            extents.append(node.owner)
     schedules = program.schedules.values()
     return coordinates_in(extents, (s.mesh for s in schedules if s.mesh is not None))
 

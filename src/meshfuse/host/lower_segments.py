@@ -35,7 +35,9 @@ from meshfuse.ir.comm import (
     AllGather,
     AllReduce,
     Communication,
+    Deliver,
     Exchange,
+    Fetch,
     LocalSlice,
     ReduceScatter,
 )
@@ -69,7 +71,8 @@ class _Lowering:
     `slices` are the chunks that are views, by name; `sums` the tensors that iterations add to, by
     the names that they have in the loop, and `sum_loops` those loops; of these tensors, `begun` are
     written by the first iteration. `wholes`: what each iteration makes alike, by name in the loop.
-    `shown`: slices that are there at this place.
+    `shown`: slices that are there at this place. `delivered` are chunks that go to other ranks as
+    they are made, out of memory that those can read.
     """
 
     program: Program
@@ -83,6 +86,13 @@ class _Lowering:
     begun: set[TensorName] = field(default_factory=set[TensorName])
     wholes: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
     shown: frozenset[TensorName] = frozenset()
+    delivered: frozenset[TensorName] = frozenset()
+
+    def allocate(self, name: TensorName) -> Allocate:
+        """Memory for what is made next."""
+        if name in self.delivered:
+            return Allocate(name, MemoryType.symmetric, local_bytes(self.program, name))
+        return _allocate(self.program, name)
 
     def sum_name(self, name: TensorName) -> TensorName | None:
         """The name in `sums` of what `name` is, or a chunk of it."""
@@ -93,6 +103,10 @@ class _Lowering:
     def exists(self, name: TensorName) -> bool:
         """Whether a result has memory already."""
         return name in self.slices or self.memory_name(name) != name
+
+    def writes(self, name: TensorName) -> bool:
+        """Whether a result is written into memory that exists or is allocated for it."""
+        return self.exists(name) or name in self.delivered
 
     def memory_name(self, name: TensorName) -> TensorName:
         """The name outside of what a loop adds to or makes alike, else the name itself."""
@@ -116,7 +130,9 @@ def lower_segments(
     options: Options,
 ) -> list[Node]:
     """The nodes of all segments, without waits and frees. `facts` are the program's."""
-    work = _Lowering(segmented.program, facts, kernels, options)
+    found = (expr for expr in segmented.program.fusion.exprs if isinstance(expr, Deliver))
+    delivered = frozenset(expr.src for expr in found)
+    work = _Lowering(segmented.program, facts, kernels, options, delivered=delivered)
     return list(_lower(work, segmented.items))
 
 
@@ -167,7 +183,7 @@ def _lower_kernel(work: _Lowering, lowered: LoweredKernel) -> Iterator[Node]:
     yield from work.show(names)
     for name, buffer in zip(names, kernel.buffers, strict=True):
         if buffer.written and not work.exists(name):
-            yield _allocate(work.program, name)
+            yield work.allocate(name)
     yield Launch(
         KernelName(kernel.name),
         tuple(map(work.memory_name, names)),
@@ -177,10 +193,10 @@ def _lower_kernel(work: _Lowering, lowered: LoweredKernel) -> Iterator[Node]:
 
 
 def _lower_evaluation(work: _Lowering, segment: Segment) -> Iterator[Node]:
-    """What goes into memory that exists is an evaluation of its own."""
+    """What goes into memory that exists, or that peers read, is an evaluation of its own."""
     program, waiting = segment.program, list[Expr]()
     for expr in program.fusion.exprs:
-        outs = [out for out in tensor_outputs(program, expr) if work.exists(out)]
+        outs = [out for out in tensor_outputs(program, expr) if work.writes(out)]
         total = next(filter(None, map(work.sum_name, outs)), None)
         if total is None:
             yield from work.show(tensor_operands(program, expr))
@@ -196,6 +212,8 @@ def _lower_evaluation(work: _Lowering, segment: Segment) -> Iterator[Node]:
         for out, writer in writers.items():
             yield from work.show([out])
             into = work.memory_name(out)
+            if not work.exists(out):
+                yield work.allocate(out)
             yield Evaluate(into, (map_names(writer, {writer.outs[0]: into}),), sum_over)
     if waiting:
         yield Evaluate(body=tuple(waiting))
@@ -213,7 +231,7 @@ def _take_writers(
     if isinstance(expr, Cast | Linear | MatMul | Pointwise | Reduction | Set):
         return {outs[0]: expr}
     made = {out: TensorName(f"{out}{MADE}") for out in outs}
-    waiting.append(map_names(expr, made))
+    waiting.append(map_names(expr, dict(made.items())))
     return {out: Set(out, name) for out, name in made.items()}
 
 
@@ -229,6 +247,12 @@ def _lower_communication(work: _Lowering, expr: Expr) -> Iterator[Node]:
     nodes = list(lower_communication(work.program, work.facts, expr, number, work.options))
     if out not in work.slices:
         yield from nodes
+    elif isinstance(expr, Fetch | Deliver):
+        made = TensorName(f"{out}{MADE}")
+        assert isinstance(nodes[-1], Communicate)
+        yield replace(nodes[-1], out=made)
+        yield from work.show([out])
+        yield Evaluate(into=out, body=(Set(out, made),))
     elif is_contiguous(work.program, out) or _is_packed(nodes[-1]):
         yield from work.show([out])
         yield nodes[-1]
@@ -261,7 +285,8 @@ def lower_communication(
         yield _allocate(program, expr.out)
         yield Pick(expr.out, expr.src, expr.axis, mesh, expr.mesh_axis)
         return
-    yield _allocate(program, expr.out)
+    if not isinstance(expr, Fetch | Deliver):
+        yield _allocate(program, expr.out)
     node = _post(program, facts, expr, number, mesh)
     yield replace(node, in_team_order=_adds_in_team_order(program, node, options))
 
@@ -279,7 +304,7 @@ def _adds_in_team_order(program: Program, node: Communicate, options: Options) -
 def _post(
     program: Program, facts: Facts, expr: Communication, number: int, mesh: DeviceMesh
 ) -> Communicate:
-    mesh_axis, function, to_mesh = None, None, None
+    mesh_axis, function, to_mesh, owner = None, None, None, None
     match expr:
         case AllGather(mesh_axis=mesh_axis):
             collective = Collective.all_gather
@@ -287,6 +312,10 @@ def _post(
             collective = Collective.reduce_scatter
         case AllReduce(mesh_axis=mesh_axis, function=function):
             collective = Collective.all_reduce
+        case Fetch(mesh_axis=mesh_axis, owner=owner):
+            collective = Collective.fetch
+        case Deliver(mesh_axis=mesh_axis, owner=owner):
+            collective = Collective.deliver
         case Exchange():
             collective, to_mesh = Collective.exchange, program.schedule(expr.out).mesh
         case _:
@@ -302,7 +331,8 @@ def _post(
         _cause(facts, expr),
         function,
         None if to_mesh == mesh else to_mesh,
-        packed=not _is_straight(program, expr),
+        packed=owner is None and not _is_straight(program, expr),
+        owner=owner,
     )
 
 
@@ -333,7 +363,7 @@ def _order(program: Program, tensor: TensorName) -> tuple[int, ...]:
 
 def _cause(facts: Facts, expr: Communication) -> str:
     """The op that needs a gather or left partial results, copies for layout passed over."""
-    if isinstance(expr, AllGather):
+    if isinstance(expr, AllGather | Fetch):
         reader, name = _first_reader(facts, expr.out), expr.out
         while isinstance(reader, Set):
             reader, name = _first_reader(facts, reader.out), reader.out

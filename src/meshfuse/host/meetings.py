@@ -77,6 +77,7 @@ def _facts(program: HostProgram, node: Communicate) -> Mapping[str, object]:
         "sharding of the result": result.sharding,
         "memory order": source.memory_order,
         "order of sums": node.in_team_order,
+        "owner": node.owner,
     }
 
 
@@ -156,6 +157,8 @@ _CUTS: Mapping[Collective, tuple[tuple[str, str], ...]] = {
     Collective.all_gather: (("parts", "whole"),),
     Collective.all_reduce: (("terms", "whole"),),
     Collective.reduce_scatter: (("terms", "parts"),),
+    Collective.fetch: (("parts", "whole"),),
+    Collective.deliver: (("terms", "parts"),),
 }
 """What the ranks along the mesh axis of a collective hold before and after."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
@@ -18,12 +18,12 @@ from meshfuse.host.nodes import (
     Free,
     HostBuffer,
     HostProgram,
+    Node,
     OnStream,
     View,
     Wait,
     all_nodes,
 )
-from meshfuse.host.unroll import iterations
 from meshfuse.host.uses import names_needed
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.ops import Broadcast, Expand, Expr, Permute, Reshape, Squeeze
@@ -50,8 +50,9 @@ def memory_use(program: HostProgram, sizes: Sizes, rank: int) -> MemoryUse:
     """What a run needs at its worst moment on `rank`, for which `sizes` hold.
 
     Views count nothing and keep what they show. Packed communications have, from post to wait, a
-    copy of both sides. What torch's operations and kernels use inside is left out, and so is what
-    an allocator keeps for later.
+    copy of both sides. Iterations on several streams are taken to be at their worst all at once.
+    What torch's operations and kernels use inside is left out, and so is what an allocator keeps
+    for later.
     """
     use = _Use(program, sizes, rank)
     for name in program.inputs:
@@ -60,33 +61,42 @@ def memory_use(program: HostProgram, sizes: Sizes, rank: int) -> MemoryUse:
     inputs = peak = use.live
     at = 0
     dense = read_outside_torch(program)
-    steps = (
-        (place, node, there)
-        for place, top in enumerate(program.body)
-        for node, there in iterations([top], sizes)
-    )
-    for place, node, use.sizes in steps:
-        match node:
-            case Allocate(buffer):
-                use.make(buffer)
-            case View(out, src) | Chunk(out, src):
-                use.show(out, src)
-            case Evaluate(into, body):
-                for expr in body if into is None else ():
-                    use.evaluate(expr, dense)
-            case Communicate() if node.packed:
-                use.borrow(node.number, (node.src, node.out))
-            case Wait(number):
-                use.give_back(number)
-            case _:
-                pass
-        if use.live > peak:
-            peak, at = use.live, place
-        if isinstance(node, Free):
-            use.drop(node.buffers)
+    for place, node in enumerate(program.body):
+        most = _most_while([node], use, sizes, dense, {})
+        if most > peak:
+            peak, at = most, place
     held = {use.memory[output.buffer] for output in program.outputs if output.alias is None}
     outputs = sum(use.bytes_of(name) for name in held if name not in program.inputs)
     return MemoryUse(peak, at, inputs, outputs)
+
+
+def _most_while(
+    body: Iterable[Node],
+    use: _Use,
+    sizes: Sizes,
+    dense: Collection[str],
+    on_streams: dict[int, int],
+) -> int:
+    """The most that exists at once while the nodes run. `on_streams`: what the iterations so far
+    needed on each."""
+    most = use.live
+    for node in body:
+        if isinstance(node, ForLoop):
+            for k in range(evaluate(node.count, sizes)):
+                there = {**sizes, node.index: k}
+                most = max(most, _most_while(node.body, use, there, dense, on_streams))
+        elif isinstance(node, OnStream):
+            stream, before = evaluate(node.stream, sizes), use.live
+            needed = _most_while(node.body, use, sizes, dense, {}) - before
+            on_streams[stream] = max(needed, on_streams.get(stream, 0))
+            most = max(most, before + sum(on_streams.values()))
+        else:
+            use.sizes = sizes
+            use.do(node, dense)
+            most = max(most, use.live)
+            if isinstance(node, Free):
+                use.drop(node.buffers)
+    return most
 
 
 @final
@@ -101,6 +111,35 @@ class _Use:
     memory: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
     shown: dict[TensorName, int] = field(default_factory=dict[TensorName, int])
     lent: dict[int, int] = field(default_factory=dict[int, int])
+
+    def do(self, node: Node, dense: Collection[str]) -> None:
+        """What a node brings; frees come when it is over."""
+        match node:
+            case Allocate(buffer):
+                self.make(buffer)
+            case View(out, src) | Chunk(out, src):
+                self.show(out, src)
+            case Evaluate(into, body):
+                for expr in body if into is None else ():
+                    self.evaluate(expr, dense)
+            case Communicate(out, _, src) if node.makes_result:
+                if self.is_own(node):
+                    self.show(out, src)
+                else:
+                    self.make(out)
+            case Communicate() if node.packed:
+                self.borrow(node.number, (node.src, node.out))
+            case Wait(number):
+                self.give_back(number)
+            case _:
+                pass
+
+    def is_own(self, node: Communicate) -> bool:
+        """Whether what a rank fetches or gets is its own."""
+        if node.mesh_axis is None:
+            return False
+        place = node.mesh.coordinate(self.rank, node.mesh_axis)
+        return place is not None and node.owner_at(place, self.sizes) == place
 
     def bytes_of(self, name: TensorName) -> int:
         buffer = self.program.buffers[name]

@@ -15,6 +15,7 @@ from meshfuse.base.dtypes import DataType
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.text import Block, Out, Rest
 from meshfuse.expr.nodes import IntExpr
+from meshfuse.facts.holdings import value_at
 from meshfuse.facts.sharding import Sharding
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
@@ -33,6 +34,8 @@ class Collective(Enum):
     all_reduce = "all_reduce"
     reduce_scatter = "reduce_scatter"
     exchange = "exchange"
+    fetch = "fetch"
+    deliver = "deliver"
 
 
 @final
@@ -76,7 +79,8 @@ class HostBuffer:
 class Allocate:
     """Fresh uninitialised memory for `buffer`, contiguous in its memory order.
 
-    `bytes` is what one rank needs, of the largest block where blocks are uneven.
+    `bytes` is what one rank needs, of the largest block where blocks are uneven. Symmetric memory
+    is such as peers can read, where there is any.
     """
 
     buffer: Out[TensorName]
@@ -136,6 +140,10 @@ class Communicate:
     unless `to_mesh` says otherwise. `bytes` is what `src` holds on one rank, of the largest part
     where they are uneven; `cause` is the op that needed it. With `in_team_order` sums are not left
     to the backend: terms are added in the team's order, 16-bit floats in float32.
+
+    Fetch and deliver make `out`. `owner` is a place along `mesh_axis`: `out` is what the rank there
+    has in `src`; or `src` is for the rank there, and `out` what another had for this one. Where
+    that is the rank itself, nothing moves and `out` is `src`.
     """
 
     out: Out[TensorName]
@@ -150,6 +158,18 @@ class Communicate:
     to_mesh: DeviceMesh | None = None
     packed: bool = False
     in_team_order: bool = False
+    owner: IntExpr | None = None
+
+    @property
+    def makes_result(self) -> bool:
+        """Whether `out` begins to exist here: which memory it is depends on the rank."""
+        return self.owner is not None
+
+    def owner_at(self, place: int, sizes: Mapping[str, int]) -> int | None:
+        """Of a fetch or delivery, the owner for the rank at this place along the mesh axis."""
+        if self.owner is None or self.mesh_axis is None:
+            return None
+        return value_at(self.owner, self.mesh, self.mesh_axis, place, sizes)
 
     @property
     def ranks(self) -> frozenset[int]:

@@ -51,7 +51,7 @@ def nodes_here(program: HostProgram, body: Sequence[Node], rank: int) -> Iterato
                     kept = ()
                 yield (replace(node, body=kept) if kept else None), elsewhere
             case Communicate():
-                yield (node if takes_part(program, node, rank) else None), ()
+                yield (node if takes_part(program, node, rank) else None), elsewhere
             case Wait(number):
                 awaited = posted.get(number)
                 is_mine = awaited is None or takes_part(program, awaited, rank)

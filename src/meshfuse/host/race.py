@@ -8,7 +8,7 @@ upper end of a confidence interval of the median ratio counts, which no single o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Final, Protocol, final
 
@@ -28,6 +28,10 @@ Nanoseconds = int
 
 class Track(Protocol):
     """Where a race is run: one rank's part of it. All ranks call the same, in the same order."""
+
+    def prepare(self, form: Overlap) -> None:
+        """Make a form ready to run, without the other ranks. Raises what that does."""
+        ...
 
     def run(self, form: Overlap) -> Nanoseconds:
         """Run a form once, when all ranks are ready, and say how long it took here.
@@ -64,16 +68,21 @@ def race(forms: Sequence[Overlap], track: Track) -> tuple[RaceRow, ...]:
     A form that fails on any rank is dropped; where the plain one fails, its error is raised.
     """
     errors: dict[Overlap, str] = {}
-    running = [PLAIN, *forms]
+    track.prepare(PLAIN)
+    for form in forms:
+        _try(form, track.prepare, track, errors)
+    running = [PLAIN, *(form for form in forms if form not in errors)]
     times: dict[Overlap, list[Nanoseconds]] = {form: [] for form in running}
     for number in range(WARM_UP_ROUNDS + ROUNDS):
         for form in list(running):
-            taken, problem = _run(form, track, is_tried=number >= WARM_UP_ROUNDS)
-            if problem is not None:
-                errors[form] = problem
+            if form == PLAIN or number >= WARM_UP_ROUNDS:  # it has run before
+                taken = track.run(form)
+            else:
+                taken = _try(form, track.run, track, errors)
+            if form in errors:
                 running.remove(form)
             elif number >= WARM_UP_ROUNDS:
-                times[form].append(taken)
+                times[form].append(taken or 0)
     flat = track.slowest([taken for form in running for taken in times[form]])
     if len(flat) != ROUNDS * len(running):
         raise InvariantError(f"a race of {len(running)} forms has {len(flat)} times")
@@ -81,15 +90,22 @@ def race(forms: Sequence[Overlap], track: Track) -> tuple[RaceRow, ...]:
     return tuple(_row(form, found, errors) for form in (PLAIN, *forms))
 
 
-def _run(form: Overlap, track: Track, *, is_tried: bool) -> tuple[Nanoseconds, str | None]:
-    """The time, and why a form is dropped. What has run before is not asked for errors again."""
-    if is_tried or form == PLAIN:
-        return track.run(form), None
+def _try(
+    form: Overlap,
+    attempt: Callable[[Overlap], Nanoseconds | None],
+    track: Track,
+    errors: dict[Overlap, str],
+) -> Nanoseconds | None:
+    """What an attempt gives; where it fails on any rank, the form gets an error on all."""
+    taken, error = None, None
     try:
-        taken, error = track.run(form), None
+        taken = attempt(form)
     except Exception as found:  # noqa: BLE001  # whatever a form raises, the plain one runs
-        taken, error = 0, found
-    return taken, track.settle(form, error)
+        error = found
+    reason = track.settle(form, error)
+    if reason is not None:
+        errors[form] = reason
+    return taken
 
 
 def _row(

@@ -11,7 +11,7 @@ import torch
 from meshfuse.base.errors import CommunicationError, UserError
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.simulated import SimulatedTransport
-from meshfuse.host.events import AwaitWork, Post
+from meshfuse.host.events import AwaitWork, Post, Reserve
 from meshfuse.host.plan import Executable
 from meshfuse.host.run import RankProgram, interpret
 from meshfuse.runtime.arguments import Argument
@@ -100,6 +100,8 @@ def _advance(transport: SimulatedTransport, rank: int, state: _Rank) -> bool:
                 state.posted[request.number] = request
             case AwaitWork(number):
                 state.waits_for = number
+            case Reserve(chunk):
+                event.fill(chunk.ordinary())
             case _:
                 pass  # all streams are this thread, in program order
     return moved

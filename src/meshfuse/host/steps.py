@@ -13,7 +13,7 @@ import torch
 
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
-from meshfuse.base.trace import Trace
+from meshfuse.base.trace import Trace, Work
 from meshfuse.codegen.source import KernelSource
 from meshfuse.dist.bound_collectives import BoundCollective, BoundPart, PlacedTensor
 from meshfuse.dist.executors import CommunicationExecutor
@@ -37,6 +37,12 @@ from meshfuse.host.nodes import (
     all_nodes,
 )
 from meshfuse.host.plan import Action, Bound, Names, Sizes, Slots, Step, Traced
+from meshfuse.host.transfer_step import (
+    ReserveStep,
+    TransferStep,
+    bind_transfer,
+    find_delivery,
+)
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import TensorName
 from meshfuse.runtime.allocate import as_dense, dense_strides
@@ -53,7 +59,7 @@ class Binding:
     """Where a program is loaded: the text of its kernels and who compiles it, rank and device.
 
     `schedulers` says who scheduled each kernel. `ids` are those of the executor of the node that is
-    bound; `trace` gets a span for each that is compiled.
+    bound; `trace` gets a span for each that is compiled. `loops`: the indices of those around it.
     """
 
     program: HostProgram
@@ -65,6 +71,7 @@ class Binding:
     schedulers: Mapping[KernelName, str] = field(default_factory=dict[KernelName, str])
     ids: ExecutorIds = ALONE_IDS
     trace: Trace | None = None
+    loops: tuple[str, ...] = ()
 
     @property
     def communications(self) -> int:
@@ -109,6 +116,9 @@ def _(node: Allocate, binding: Binding) -> Step:
     buffer = binding.program.buffers[node.buffer]
     (slot,) = binding.slots([node.buffer])
     dtype = to_torch_dtype(buffer.dtype)
+    delivery = find_delivery(node, binding.program)
+    if delivery is not None and binding.device.type == "cuda":
+        return ReserveStep.of(node, delivery, buffer, slot, binding.rank, dtype, binding.device)
     return AllocateStep(slot, buffer.shape, buffer.memory_order, dtype, binding.device)
 
 
@@ -414,6 +424,8 @@ class PostStep(Step):
 
 @bind_step.register
 def _(node: Communicate, binding: Binding) -> Step:
+    if node.makes_result:
+        return _bind_transfer(node, binding)
     executor = CommunicationExecutor(binding.ids)
     buffers = binding.program.buffers
     collective = bind_collective(node, buffers[node.src], buffers[node.out], binding.rank)
@@ -422,6 +434,15 @@ def _(node: Communicate, binding: Binding) -> Step:
     traced = Traced(executor.work, (src,), (out,), posts=True)
     extents, stride = collective.all_extents, binding.communications
     return PostStep(collective, src, out, binding.device, traced, extents, stride)
+
+
+def _bind_transfer(node: Communicate, binding: Binding) -> Step:
+    out = binding.program.buffers[node.out]
+    transfer = bind_transfer(node, out, binding.rank, binding.loops)
+    src, out = binding.slots([node.src, node.out])
+    work = Work(f"{transfer.collective} {node.out}", "communication", binding.ids.group)
+    traced = Traced(work, (src,), (out,), posts=True)
+    return TransferStep(transfer, src, out, traced, transfer.all_extents, binding.communications)
 
 
 def bind_collective(

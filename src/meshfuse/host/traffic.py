@@ -12,6 +12,7 @@ from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.shard import number_digits
 from meshfuse.expr import evaluate
 from meshfuse.facts.digits import Sharding
+from meshfuse.facts.holdings import value_at
 from meshfuse.facts.received import exchanged, largest_part
 from meshfuse.host.nodes import Collective, Communicate, HostBuffer, HostProgram
 from meshfuse.host.unroll import iterations
@@ -50,6 +51,9 @@ def traffic_of(program: HostProgram, sizes: Mapping[str, int]) -> tuple[Traffic,
 def _traffic(
     node: Communicate, src: HostBuffer, out: HostBuffer, sizes: Mapping[str, int]
 ) -> Traffic:
+    if node.makes_result and node.mesh_axis is not None:
+        amount = _brought_by_peers(node, node.mesh_axis, out, sizes) * ITEM_BYTES[src.dtype]
+        return Traffic(node, (node.mesh_axis,), node.mesh.axis_size(node.mesh_axis), amount)
     shape = [evaluate(extent, sizes) for extent in src.extents]
     if src.sharding is None or out.sharding is None:
         raise InvariantError(f"{node.src} is communicated and has no mesh")
@@ -64,7 +68,22 @@ def _traffic(
             elements = (team - 1) * part
         case Collective.all_reduce:
             elements = 2 * (part - part // team)
+        case Collective.fetch | Collective.deliver:
+            raise InvariantError(f"{node.out} comes from peers, but nobody says from which")
     return Traffic(node, axes, team, elements * ITEM_BYTES[src.dtype])
+
+
+def _brought_by_peers(
+    node: Communicate, mesh_axis: ParallelType, out: HostBuffer, sizes: Mapping[str, int]
+) -> int:
+    """Elements that the rank receives that gets most; nobody gets anything from itself."""
+    mesh = node.mesh
+    return max(
+        math.prod(value_at(extent, mesh, mesh_axis, place, sizes) for extent in out.shape)
+        if node.owner_at(place, sizes) != place
+        else 0
+        for place in range(mesh.axis_size(mesh_axis))
+    )
 
 
 def _mesh_axes(node: Communicate, before: Sharding, after: Sharding) -> tuple[ParallelType, ...]:

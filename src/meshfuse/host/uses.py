@@ -42,7 +42,9 @@ def names_defined(node: Node) -> tuple[TensorName | ScalarName, ...]:
         case Evaluate(into, body):
             names = tuple(name for expr in body for name in expr.outs)
             return names if into is None else names[: -len(body[-1].outs)]
-        case Launch() | Communicate() | Wait() | Free() | Pick() | Clear():
+        case Communicate(out):
+            return (out,) if node.makes_result else ()
+        case Launch() | Wait() | Free() | Pick() | Clear():
             return ()
         case ForLoop() | OnStream() | Record() | WaitEvent():
             return ()
@@ -91,7 +93,10 @@ def _written_in(
 
 
 def views_made(node: Node) -> tuple[tuple[TensorName, TensorName], ...]:
-    """Results that share the memory of what they are made of, or may, each with that."""
+    """Results that share the memory of what they are made of, or may, each with that.
+
+    Not what is fetched and delivered, though it may be the rank's own: nothing is written to it.
+    """
     match node:
         case View(out, src) | Chunk(out, src):
             return ((out, src),)
@@ -120,7 +125,9 @@ def names_needed(node: Node) -> tuple[TensorName | ScalarName, ...]:
             return _needed_by(body)
         case Launch(_, buffers, scalars):
             return tuple(dict.fromkeys((*buffers, *scalars)))
-        case Communicate(out, _, src) | Pick(out, src):
+        case Communicate(out, _, src):
+            return (src,) if node.makes_result else (src, out)
+        case Pick(out, src):
             return (src, out)
         case Evaluate(into, body):
             return tuple(dict.fromkeys((*_names_read(body), *(() if into is None else (into,)))))

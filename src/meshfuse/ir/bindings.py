@@ -26,8 +26,9 @@ def parallelize(
     """Bind a leaf of the loop nest. Binding it again to the same type changes nothing.
 
     Raises UserError if the axis is no leaf (any more) or bound otherwise, if the mesh has no such
-    axis or another size, and if two tensor axes (or two reduced ones) would share a mesh axis or
-    stream; Unsupported if the mesh does not divide a static size.
+    axis or another size, and if two tensor axes (or two reduced ones) would share a mesh axis, or
+    two reduced ones a stream: tensor axes are loops in one another; Unsupported if the mesh does
+    not divide a static size.
     """
     call = f"parallelize({tensor}, {leaf}, {parallel_type})"
     schedule = program.schedule(tensor)
@@ -67,6 +68,8 @@ def _check_unused(
     axes = program.all_axes(tensor)
     is_tensor_axis = axes[leaf].kind.is_tensor_axis
     for other, bound in program.schedule(tensor).bindings.items():
+        if is_tensor_axis and bound == ParallelType.stream:
+            continue
         if bound == parallel_type and axes[other].kind.is_tensor_axis == is_tensor_axis:
             which = "tensor" if is_tensor_axis else "reduced"
             raise UserError(

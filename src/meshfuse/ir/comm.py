@@ -1,4 +1,4 @@
-"""Communication expressions: pure redistributions, made by decomposition only.
+"""Communication expressions: pure redistributions, made by decomposition, and of those by loops.
 
 `src` and `out` have the same tensor axes and differ in sharding. But for `Exchange`, they lie on
 one mesh and differ along `mesh_axis` alone: the team of a rank is its line through the mesh along
@@ -12,6 +12,7 @@ from typing import final
 
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.text import Out
+from meshfuse.expr.nodes import IntExpr
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.ops import UnaryExpr
@@ -78,3 +79,36 @@ class Exchange(Communication):
 
     out: Out[TensorName]
     src: TensorName
+
+
+# In loops that have one chunk for each rank along a mesh axis. `owner` is a rank's place along it,
+# in the index of the loop and the coordinates of the running rank.
+
+
+@final
+@frozen_dataclass
+class Fetch(Communication):
+    """`out` is what the rank at place `owner` along `mesh_axis` holds of `src`.
+
+    A chunk of the all-gather of `src`. What a rank has itself does not move: `out` is `src`.
+    """
+
+    out: Out[TensorName]
+    src: TensorName
+    mesh_axis: ParallelType
+    owner: IntExpr
+
+
+@final
+@frozen_dataclass
+class Deliver(Communication):
+    """`src` is destined for the rank at place `owner` along `mesh_axis`, and `out` is what another
+    has made for this one: a chunk of the terms of a reduce-scatter.
+
+    Each rank gets something from one. What it has made for itself does not move: `out` is `src`.
+    """
+
+    out: Out[TensorName]
+    src: TensorName
+    mesh_axis: ParallelType
+    owner: IntExpr

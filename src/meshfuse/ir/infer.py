@@ -23,7 +23,7 @@ from meshfuse.base.errors import UserError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, const, const_value
 from meshfuse.ir.axes import AxisKind, ScalarName, TensorName
-from meshfuse.ir.comm import Communication
+from meshfuse.ir.comm import Communication, Deliver, Fetch
 from meshfuse.ir.describe import describe_call
 from meshfuse.ir.ops import (
     Broadcast,
@@ -220,6 +220,13 @@ def _(expr: Cast, program: Program) -> tuple[Result, ...]:
 @infer.register(Communication)
 def _(expr: Set | Communication, program: Program) -> tuple[Result, ...]:
     return (Result(program.tensor(expr.src).dtype, tensor_shape(program, expr.src)),)
+
+
+@infer.register(Fetch)
+@infer.register(Deliver)
+def _(expr: Fetch | Deliver, program: Program) -> tuple[Result, ...]:
+    """The chunk is as large as the loop that it is in says."""
+    return (Result(program.tensor(expr.src).dtype, tensor_shape(program, expr.out)),)
 
 
 @infer.register

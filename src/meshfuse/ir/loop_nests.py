@@ -112,9 +112,10 @@ def set_loop_domain(program: Program, tensor: TensorName, order: Sequence[AxisNa
 
 
 def swizzle1d(
-    program: Program, tensor: TensorName, axis: int, parallel_type: ParallelType
+    program: Program, tensor: TensorName, axis: int, parallel_type: ParallelType, offset: int = 0
 ) -> Program:
-    """Let each rank begin loop axis `axis` at its own number along a mesh axis: ring order.
+    """Let each rank begin loop axis `axis` at its own number along a mesh axis, or `offset` behind
+    it: ring order.
 
     Raises UserError for another type than a mesh axis, and for an axis out of range or bound.
     """
@@ -124,7 +125,7 @@ def swizzle1d(
     position = _transformable(program, tensor, axis, call)
     leaves = program.schedule(tensor).leaves
     program, out = fresh_name(program, "a")
-    step = Swizzle1d(leaves[position], AxisName(out), parallel_type)
+    step = Swizzle1d(leaves[position], AxisName(out), parallel_type, offset)
     return _extended(program, tensor, step, (*leaves[:position], step.out, *leaves[position + 1 :]))
 
 

@@ -36,7 +36,15 @@ from meshfuse.base.text import (
 )
 from meshfuse.expr import IntExpr, free_symbols, parse, render
 from meshfuse.ir.axes import AxisKind, AxisName, IterDomain, ScalarName, TensorName
-from meshfuse.ir.comm import AllGather, AllReduce, Exchange, LocalSlice, ReduceScatter
+from meshfuse.ir.comm import (
+    AllGather,
+    AllReduce,
+    Deliver,
+    Exchange,
+    Fetch,
+    LocalSlice,
+    ReduceScatter,
+)
 from meshfuse.ir.fusion import TensorDef
 from meshfuse.ir.mesh import PARALLEL_TYPE_NAMES, DeviceMesh, ParallelType, make_mesh
 from meshfuse.ir.ops import (
@@ -101,6 +109,8 @@ EXPR_STATEMENTS: Final[tuple[type[Expr], ...]] = (
     ReduceScatter,
     LocalSlice,
     Exchange,
+    Fetch,
+    Deliver,
     Terms,
 )
 """The expressions that may stand on a line."""

@@ -42,15 +42,17 @@ class Merge:
 @final
 @frozen_dataclass
 class Swizzle1d:
-    """source -> out. index(source) = (index(out) + rank along `mesh_axis`) mod extent.
+    """source -> out. index(source) = (index(out) + rank along `mesh_axis` + `offset`) mod extent.
 
     A rank begins with the iteration of its own number, so that ranks that loop in step are never at
-    the same chunk: ring algorithms. Extent and memory order stay.
+    the same chunk: ring algorithms. With an `offset` of 1 it ends there. Extent and memory order
+    stay.
     """
 
     source: AxisName
     out: AxisName
     mesh_axis: ParallelType
+    offset: int = 0
 
 
 Step = Split | Merge | Swizzle1d

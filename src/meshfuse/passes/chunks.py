@@ -14,22 +14,25 @@ from meshfuse.base.errors import InvariantError
 from meshfuse.expr import IntExpr, Symbol, const, known_equal
 from meshfuse.facts.facts import output_names, tensor_outputs
 from meshfuse.facts.layout import Layout, allocation_of, contiguous_in, layout_of
+from meshfuse.facts.peers import delivered_stream, is_fetched, span_read
 from meshfuse.facts.sharding import Sharding, local_extents, sharding_of
+from meshfuse.facts.shared_loops import cut_operand, loops_of
 from meshfuse.facts.streams import (
     Cut,
     Stream,
-    carried_to,
     cut_axis,
     stream_leaves,
     streams_of,
 )
 from meshfuse.ir.axes import AxisName, IterDomain, TensorName
+from meshfuse.ir.comm import AllGather, Communication, Deliver, Fetch, ReduceScatter
 from meshfuse.ir.fusion import TensorDef
 from meshfuse.ir.infer import is_tensor
+from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.ops import Expr, Operand, Pointwise
 from meshfuse.ir.program import Program
 from meshfuse.ir.replay import clone_tensor, without_reductions
-from meshfuse.ir.rewrite import add_tensor, map_names, read_names
+from meshfuse.ir.rewrite import Name, add_tensor, map_names, read_names
 from meshfuse.ir.schedule import Split, Step, Swizzle1d
 from meshfuse.passes.apply_sharding import new_sharded_tensor
 from meshfuse.passes.operands import with_operands
@@ -62,13 +65,22 @@ class Chunked:
         default_factory=dict[tuple[TensorName, AxisName], TensorName]
     )
 
+    @property
+    def kept(self) -> tuple[TensorName, ...]:
+        """The chunks that are made of tensors that exist outside."""
+        made = set(self.made)
+        return tuple(name for name, (source, _, _) in self.slices.items() if source in made)
+
 
 def chunk_exprs(
-    program: Program, exprs: Sequence[Expr], index: Symbol, kept: Collection[TensorName] = ()
+    program: Program,
+    exprs: Sequence[Expr],
+    index: Symbol,
+    kept: Collection[TensorName] = (),
 ) -> Chunked:
     """`exprs`, which share a loop, for iteration `index`. The expressions of `program` stay.
 
-    What they make is needed outside if others read it, or it is an output or among `kept`.
+    `kept` exist outside, besides results and what other expressions read.
     """
     work = Chunked(program, index)
     inside = set(map(id, exprs))
@@ -83,19 +95,32 @@ def chunk_exprs(
 
 def _rewritten(work: Chunked, expr: Expr, outside: set[TensorName]) -> Iterator[Expr]:
     outs = tensor_outputs(work.program, expr)
-    stream = streams_of(work.program, outs[0])[0]
+    out, stream = outs[0], loops_of(work.program, expr)[0]
     operands: list[Operand] = list(expr.ins)
     for position, operand in enumerate(expr.ins):
         if is_tensor(work.program, operand):
             source = TensorName(str(operand))
-            axis = carried_to(work.program, expr, position, outs[0], stream.axis)
+            axis = cut_operand(work.program, expr, position, out, stream)
             if axis is not None:
-                operands[position] = _chunk_read(work, source, axis, stream)
-    chunks = {out: _result_made(work, out, is_kept=out in outside) for out in outs}
-    yield map_names(with_operands(expr, operands), chunks)
+                operands[position] = _chunk_read(work, source, axis, _read_by(work, expr, stream))
+    taking = with_operands(expr, operands)
+    owner = stream.chunk_number(work.index)
+    match expr:
+        case ReduceScatter() if isinstance(delivered_stream(work.program, expr), Stream):
+            chunk = _like(work, out, _fresh(work, out))
+            taking = Deliver(chunk, TensorName(str(operands[0])), expr.mesh_axis, owner)
+        case AllGather() if is_fetched(work.program, expr, stream):
+            chunk = _chunk_made(work, out, stream, is_kept=out in outside)
+            taking = Fetch(chunk, expr.src, expr.mesh_axis, owner)
+        case _:
+            chunk = _result_made(work, out, is_kept=out in outside)
+    others = {name: _result_made(work, name, is_kept=name in outside) for name in outs[1:]}
+    renamed: dict[Name, Name] = {out: chunk, **others}
+    yield map_names(taking, renamed)
     if stream.is_reduced:
-        [(out, chunk)] = chunks.items()
-        before, after = (_like_result(work, out, f"{chunk}_{when}") for when in ("before", "after"))
+        before, after = (
+            _like(work, out, TensorName(f"{chunk}_{when}")) for when in ("before", "after")
+        )
         work.sums[after] = work.sums_so_far[before] = out
         yield Pointwise(after, "add", (before, chunk))
 
@@ -105,12 +130,16 @@ def _result_made(work: Chunked, out: TensorName, *, is_kept: bool) -> TensorName
     streams = streams_of(work.program, out)
     if streams:
         return _chunk_made(work, out, streams[0], is_kept=is_kept and not streams[0].is_reduced)
-    name = _fresh(work, out)
-    program, temporary, _ = clone_tensor(work.program, out)
-    work.program = _renamed(program, temporary, name)
+    name = _like(work, out, _fresh(work, out))
     if is_kept:
         work.wholes[name] = out
     return name
+
+
+def _read_by(work: Chunked, expr: Expr, stream: Stream) -> Stream:
+    """The loop with the chunks that an expression reads of what it reads in chunks."""
+    span = span_read(work.program, expr, stream) if isinstance(expr, Communication) else None
+    return stream if span is None else replace(stream, span=span)
 
 
 # Tensors.
@@ -204,12 +233,12 @@ def _renamed(program: Program, old: TensorName, new: TensorName) -> Program:
     return replace(program, fusion=replace(program.fusion, tensors=tensors), schedules=schedules)
 
 
-def _like_result(work: Chunked, tensor: TensorName, name: str) -> TensorName:
+def _like(work: Chunked, tensor: TensorName, name: TensorName) -> TensorName:
     """Enter a tensor like `tensor` without its reduced axes, for what it is between iterations."""
     program, temporary, _ = clone_tensor(work.program, tensor)
     program = without_reductions(program, temporary)
-    work.program = _renamed(program, temporary, TensorName(name))
-    return TensorName(name)
+    work.program = _renamed(program, temporary, name)
+    return name
 
 
 def _shortened(program: Program, tensor: TensorName, axis: AxisName, extent: IntExpr) -> Program:
@@ -244,22 +273,15 @@ def _view_layout(program: Program, tensor: TensorName, place: int) -> Layout:
 def without_streams(program: Program) -> Program:
     """The program with tensors as they are for who does not loop along them."""
     for tensor in program.fusion.tensors:
-        program = unbound(program, tensor, stream_leaves(program, tensor))
+        if stream_leaves(program, tensor):
+            schedule = program.schedule(tensor)
+            bindings = {a: to for a, to in schedule.bindings.items() if to != ParallelType.stream}
+            schedule = replace(schedule, bindings=bindings)
+            if not bindings:
+                leaves = tuple(axis.name for axis in program.tensor(tensor).logical)
+                schedule = replace(schedule, leaves=leaves, steps=())
+            program = program.with_schedule(tensor, schedule)
     return program
-
-
-def unbound(program: Program, tensor: TensorName, leaves: Collection[AxisName]) -> Program:
-    """The program with a tensor whose `leaves` are bound to nothing. Splits go if nothing else is
-    bound: schedulers want none."""
-    if not leaves:
-        return program
-    schedule = program.schedule(tensor)
-    bindings = {name: bound for name, bound in schedule.bindings.items() if name not in leaves}
-    schedule = replace(schedule, bindings=bindings)
-    if not bindings:
-        logical = tuple(axis.name for axis in program.tensor(tensor).logical)
-        schedule = replace(schedule, leaves=logical, steps=())
-    return program.with_schedule(tensor, schedule)
 
 
 def _without_leaf(program: Program, tensor: TensorName, leaf: AxisName, cut: Cut) -> Program:

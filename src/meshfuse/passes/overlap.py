@@ -17,7 +17,8 @@ from meshfuse.facts.axis_map import operand_axis_map
 from meshfuse.facts.facts import Facts, facts_of, tensor_outputs
 from meshfuse.facts.overlap_form import Overlap, Way
 from meshfuse.facts.sharding import local_extents
-from meshfuse.facts.streams import Stream, has_streams, streams_of
+from meshfuse.facts.shared_loops import loops_of
+from meshfuse.facts.streams import has_streams
 from meshfuse.ir.axes import AxisKind, AxisName, TensorName
 from meshfuse.ir.comm import AllGather, AllReduce, Communication, ReduceScatter
 from meshfuse.ir.infer import is_tensor
@@ -95,7 +96,7 @@ def _find_binding(
             reasons.append(f"a rank holds {extent} of axis {axis} of {tensor}")
         else:
             return _Binding(communication, tensor, axis, contraction)
-    return "; ".join(reasons) or f"{op_name(communication)} has no axis for {form}"
+    return "; ".join(reasons) or f"{op_name(communication)} has no axis for {form.way.value}"
 
 
 def _axes_for(
@@ -235,12 +236,8 @@ def _in_loops(
 
 
 def _is_in_loop(program: Program, binding: _Binding) -> bool:
-    loops = [*_loops_of(program, binding.communication), *_loops_of(program, binding.contraction)]
+    loops = [loops_of(program, each) for each in (binding.communication, binding.contraction)]
     return all(loops) and len({(found[0].span.count, found[0].rotation) for found in loops}) == 1
-
-
-def _loops_of(program: Program, expr: Expr) -> list[tuple[Stream, ...]]:
-    return [streams_of(program, out) for out in tensor_outputs(program, expr)]
 
 
 def _bind_all(program: Program, bindings: Sequence[_Binding], form: Overlap) -> Program:
@@ -264,7 +261,8 @@ def _bind(program: Program, binding: _Binding, form: Overlap) -> Program:
     program = split(program, tensor, place, ranks, inner_split=False)
     if form.count > 1:
         program = split(program, tensor, place + 1, form.count, inner_split=False)
-    program = swizzle1d(program, tensor, place, communication.mesh_axis)
+    own_last = isinstance(communication, ReduceScatter)
+    program = swizzle1d(program, tensor, place, communication.mesh_axis, int(own_last))
     program = _on_stream(program, tensor, place)
     return program if form.count == 1 else _on_stream(program, tensor, place + 1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from meshfuse.base.options import NO_OPTIONS, Options
 from meshfuse.base.trace import Note
 from meshfuse.facts.overlap_form import PLAIN, Overlap
 from meshfuse.ir.program import Program
@@ -22,6 +23,7 @@ from meshfuse.passes.overlap import bind_overlap
 from meshfuse.passes.place_updates import place_updates
 from meshfuse.passes.propagate_sharding import propagate_sharding
 from meshfuse.passes.propagate_streams import propagate_streams
+from meshfuse.passes.team_order import add_floats_in_team_order, add_half_floats_in_team_order
 
 Pass = Callable[[Program], tuple[Program, tuple[Note, ...]]]
 """A rewrite of a whole Program, and its notes. Raises UserError or Unsupported."""
@@ -45,15 +47,25 @@ LOOPS: tuple[Pass, ...] = (propagate_streams, finalize_multidevice)
 
 PRESEGMENTATION: tuple[Pass, ...] = (*BEFORE_LOOPS, *LOOPS)
 
+
 BEFORE_USER_SCHEDULE: tuple[Pass, ...] = (concretize, fold_casts)
 """What a program goes through that a user then schedules as one kernel: no tensor vanishes."""
 
 
-def passes_for(form: Overlap) -> tuple[Pass, ...]:
-    """The passes that bring a program into a form of overlap."""
-    if form == PLAIN:
-        return PRESEGMENTATION
-    return (*BEFORE_LOOPS, partial(bind_overlap, form=form), *LOOPS)
+def passes_for(form: Overlap, options: Options = NO_OPTIONS) -> tuple[Pass, ...]:
+    """The passes that bring a program into a form of overlap. Options say in which order ranks'
+    terms are added."""
+    binding: tuple[Pass, ...] = () if form == PLAIN else (partial(bind_overlap, form=form),)
+    first, *rest = LOOPS
+    return (*BEFORE_LOOPS, *binding, first, *_adding(options), *rest)
+
+
+def _adding(options: Options) -> tuple[Pass, ...]:
+    if options.is_enabled("deterministic_collectives"):
+        return (add_floats_in_team_order,)
+    if options.is_enabled("float32_collectives"):
+        return (add_half_floats_in_team_order,)
+    return ()
 
 
 def overlap_notes(

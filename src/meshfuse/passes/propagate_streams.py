@@ -10,17 +10,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshfuse.base.trace import Note
-from meshfuse.expr import ceildiv, const, known_equal
+from meshfuse.expr import IntExpr, ceildiv, const, const_value, known_equal, mul
 from meshfuse.facts.axis_map import output_places
+from meshfuse.facts.digits import digits_above
 from meshfuse.facts.facts import tensor_outputs
+from meshfuse.facts.peers import delivered_stream, is_fetched, span_read
+from meshfuse.facts.sharding import sharding_of
+from meshfuse.facts.shared_loops import carried_to
 from meshfuse.facts.streams import (
     Rotation,
     Span,
     Stream,
-    carried_to,
     cut_axis,
     find_stream,
     has_streams,
+    is_stream,
     stream_leaves,
     streams_of,
 )
@@ -49,7 +53,6 @@ from meshfuse.ir.ops_attention import SdpfaBwd, SdpfaFwd
 from meshfuse.ir.ops_indexing import Cat, IndexSelect, Pad, Scan, Slice, TakeAlongAxis, TopK
 from meshfuse.ir.program import Program, fresh_name
 from meshfuse.ir.schedule import Merge, Schedule, Split, Swizzle1d
-from meshfuse.passes.chunks import unbound
 
 STAGE = "propagate_streams"
 
@@ -95,6 +98,8 @@ def propagate_streams(program: Program) -> tuple[Program, tuple[Note, ...]]:
     notes: list[Note] = []
     inputs = set(program.fusion.inputs)
     for expr in program.fusion.exprs:
+        program = _with_terms_by_rank(program, expr)
+    for expr in program.fusion.exprs:
         for out in tensor_outputs(program, expr):
             program = _without_illegal(program, expr, out, notes)
     for expr in program.fusion.exprs:
@@ -103,10 +108,55 @@ def propagate_streams(program: Program) -> tuple[Program, tuple[Note, ...]]:
         program = _spread_backward(_spread_aside(program, expr), expr)
     for expr in program.fusion.exprs:
         program = _without_single(program, expr, notes)
+    for expr in program.fusion.exprs:
+        delivered = delivered_stream(program, expr)
+        if isinstance(delivered, str):
+            reason = f"its terms are added when all are there: {delivered}"
+            notes.append(Note(STAGE, expr.outs[0], "not_streamed", reason))
     for tensor in inputs.intersection(program.fusion.tensors):
         for leaf in stream_leaves(program, TensorName(tensor)):
-            program = unbound(program, TensorName(tensor), [leaf])
+            program = unbind_stream(program, TensorName(tensor), leaf)
     return program, tuple(notes)
+
+
+# Sums that are scattered.
+
+
+def _with_terms_by_rank(program: Program, expr: Expr) -> Program:
+    """A stream leaf on the axis that a scattered sum is over, with a part for each rank: the terms
+    are added one after the other, as they are made.
+
+    T2 = reduce_scatter(T1, mesh_x, 0), T2 = sum over [3@stream, k]   ->   rows of T1 in 3 chunks
+
+    A rank makes first what is for the rank behind it, and last what it keeps.
+    """
+    if not isinstance(expr, ReduceScatter) or stream_leaves(program, expr.src):
+        return program
+    mesh, maker = program.schedule(expr.src).mesh, program.fusion.definition(expr.src)
+    for leaf in stream_leaves(program, expr.out):
+        stream = find_stream(program, expr.out, leaf)
+        if isinstance(stream, str) or stream.rotation or mesh is None or maker is None:
+            continue
+        ranks = mesh.axis_size(expr.mesh_axis)
+        axis = program.tensor(expr.src).tensor_axes[expr.axis]
+        if not stream.is_reduced or const_value(stream.span.count) != ranks:
+            continue
+        span = _span_by_rank(program, expr, axis.extent)
+        rotation = Rotation(mesh, expr.mesh_axis, 1)
+        by_rank = Stream(axis.name, axis.name, span, is_reduced=False, rotation=rotation)
+        taken = _take(program, maker, expr.src, axis.name, by_rank)
+        if stream_leaves(taken, expr.src):
+            return unbind_stream(taken, expr.out, leaf)
+    return program
+
+
+def _span_by_rank(program: Program, expr: ReduceScatter, extent: IntExpr) -> Span:
+    """The chunks of which each rank gets one."""
+    digits = sharding_of(program, expr.out).axes[expr.axis]
+    above = digits_above(digits, expr.mesh_axis)
+    owner, below = digits[len(above)], digits[len(above) + 1 :]
+    blocks, width = (mul(const(1), *(d.extent for d in part)) for part in (above, below))
+    return Span(extent, blocks, owner.extent, width)
 
 
 # What can be in a loop.
@@ -117,15 +167,36 @@ def _without_illegal(program: Program, expr: Expr, out: TensorName, notes: list[
         stream = find_stream(program, out, leaf)
         reason = stream if isinstance(stream, str) else _reason_against(program, expr, out, stream)
         if reason is not None:
-            program = unbound(program, out, [leaf])
+            program = unbind_stream(program, out, leaf)
             notes.append(Note(STAGE, out, "not_streamed", f"it is made as a whole: {reason}"))
     return program
+
+
+def unbind_stream(program: Program, tensor: TensorName, leaf: AxisName) -> Program:
+    """Without a stream leaf, and without the steps that made it if they made nothing else."""
+    schedule = program.schedule(tensor)
+    bindings = {name: bound for name, bound in schedule.bindings.items() if name != leaf}
+    steps, leaves = [*schedule.steps], schedule.leaves
+    swizzle = next((s for s in steps if isinstance(s, Swizzle1d) and s.out == leaf), None)
+    if swizzle is not None:
+        steps.remove(swizzle)
+        leaves = tuple(swizzle.source if name == leaf else name for name in leaves)
+        leaf = swizzle.source
+    split = next((s for s in steps if isinstance(s, Split) and s.outer == leaf), None)
+    if split is not None and split.inner in leaves and split.inner not in bindings:
+        steps.remove(split)
+        whole = (split.source if name == split.inner else name for name in leaves if name != leaf)
+        leaves = tuple(whole)
+    schedule = replace(schedule, bindings=bindings, steps=tuple(steps), leaves=leaves)
+    return program.with_schedule(tensor, schedule)
 
 
 def _reason_against(program: Program, expr: Expr, out: TensorName, stream: Stream) -> str | None:
     """Why `expr` cannot be in the loop of a stream leaf of its result."""
     if not isinstance(expr, IN_LOOPS):
         return f"chunks of what {type(expr).__name__} makes depend on where they stand"
+    if is_fetched(program, expr, stream):
+        return None
     if isinstance(expr, Communication) and stream.rotation is not None:
         return "ranks would communicate different chunks"
     if isinstance(expr, SdpfaFwd | SdpfaBwd) and not _is_zero(expr.dropout_p):
@@ -140,7 +211,10 @@ def _reason_against(program: Program, expr: Expr, out: TensorName, stream: Strea
         if axis is None:
             continue
         carried = True
-        if cut_axis(program, TensorName(str(operand)), axis, stream.span) is None:
+        span = stream.span
+        if isinstance(expr, Communication):
+            span = span_read(program, expr, stream) or span
+        if cut_axis(program, TensorName(str(operand)), axis, span) is None:
             return f"its chunks are no chunks of what ranks hold of {operand}"
     return None if carried else f"no operand of {type(expr).__name__} has that axis"
 
@@ -192,7 +266,7 @@ def _without_single(program: Program, expr: Expr, notes: list[Note]) -> Program:
         return program
     for out in outs:
         for leaf in stream_leaves(program, out):
-            program = unbound(program, out, [leaf])
+            program = unbind_stream(program, out, leaf)
             others = ", ".join(name for name in outs if name != out)
             why = f"it is made as a whole: {others} of the same operation cannot be in its loop"
             notes.append(Note(STAGE, out, "not_streamed", why))
@@ -234,13 +308,13 @@ def _spread_forward(program: Program, expr: Expr) -> Program:
 def _spread_backward(program: Program, expr: Expr) -> Program:
     makers = {out: other for other in program.fusion.exprs for out in other.outs}
     for out in tensor_outputs(program, expr):
-        for stream in streams_of(program, out):
-            for position, operand in enumerate(expr.ins):
-                if operand not in makers or not is_tensor(program, operand):
-                    continue
-                source = TensorName(str(operand))
+        for position, operand in enumerate(expr.ins):
+            if operand not in makers or not is_tensor(program, operand):
+                continue
+            source = TensorName(str(operand))
+            for stream in () if stream_leaves(program, source) else streams_of(program, out):
                 axis = carried_to(program, expr, position, out, stream.axis)
-                if axis is not None and not stream_leaves(program, source):
+                if axis is not None:
                     program = _take(program, makers[source], source, axis, stream)
     return program
 
@@ -262,7 +336,7 @@ def _take(
         return program
     taken, leaf = _cut_leaf(program, tensor, place, stream.span)
     if stream.rotation is not None:
-        taken, leaf = _swizzled(taken, tensor, leaf, stream.rotation.mesh_axis)
+        taken, leaf = _swizzled(taken, tensor, leaf, stream.rotation)
     schedule = taken.schedule(tensor)
     bindings = {**schedule.bindings, leaf: ParallelType.stream}
     taken = taken.with_schedule(tensor, replace(schedule, bindings=bindings))
@@ -275,14 +349,16 @@ def _take(
 def _leaf_to_cut(
     program: Program, tensor: TensorName, axis: AxisName, span: Span
 ) -> AxisName | None:
-    """The leaf of an axis that has its chunks: the first that no mesh axis owns."""
+    """The leaf of an axis that has its chunks: the first that no mesh axis and no loop has."""
     schedule = program.schedule(tensor)
-    blocks = const(1)
+    blocks, around = const(1), const(1)
     for leaf in _leaves_below(schedule, axis):
         if schedule.binding(leaf).is_mesh:
             blocks = blocks * program.all_axes(tensor)[leaf].extent
+        elif is_stream(schedule, leaf):
+            around = around * program.all_axes(tensor)[leaf].extent
         elif leaf in schedule.leaves and leaf not in schedule.bindings:
-            return leaf if blocks is span.blocks else None
+            return leaf if (blocks, around) == (span.blocks, span.around) else None
         else:
             return None
     return None
@@ -325,11 +401,12 @@ def _cut_leaf(
 
 
 def _swizzled(
-    program: Program, tensor: TensorName, leaf: AxisName, mesh_axis: ParallelType
+    program: Program, tensor: TensorName, leaf: AxisName, rotation: Rotation
 ) -> tuple[Program, AxisName]:
     program, out = fresh_name(program, "a")
     schedule = program.schedule(tensor)
     leaves = tuple(AxisName(out) if name == leaf else name for name in schedule.leaves)
-    steps = (*schedule.steps, Swizzle1d(leaf, AxisName(out), mesh_axis))
+    step = Swizzle1d(leaf, AxisName(out), rotation.mesh_axis, rotation.offset)
+    steps = (*schedule.steps, step)
     schedule = replace(schedule, leaves=leaves, steps=steps)
     return program.with_schedule(tensor, schedule), AxisName(out)

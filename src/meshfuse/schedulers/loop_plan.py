@@ -128,7 +128,7 @@ def _is_like(own: Step, step: Step) -> bool:
         case Split(), Split():
             return _halves(own) == _halves(step)
         case Swizzle1d(), Swizzle1d():
-            return own.mesh_axis == step.mesh_axis
+            return (own.mesh_axis, own.offset) == (step.mesh_axis, step.offset)
         case _:
             return isinstance(own, Merge) and isinstance(step, Merge)
 

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from meshfuse.facts.facts import Facts, tensor_operands, tensor_outputs
 from meshfuse.facts.nominal import nominal_bytes
-from meshfuse.facts.streams import continues_loop, has_streams, loops_of, share_loops
+from meshfuse.facts.shared_loops import continues_loop, loops_of, share_loops
+from meshfuse.facts.streams import has_streams
 from meshfuse.facts.views import views_of_inputs
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.comm import Communication

@@ -15,6 +15,8 @@ from meshfuse.facts.sharding import describe, sharding_of
 from meshfuse.ir import transforms
 from meshfuse.ir.axes import AxisName, TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType, make_mesh
+from meshfuse.ir.parser import parse_program
+from meshfuse.ir.printer import print_program
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import Swizzle1d
 from meshfuse.ir.verify import verify
@@ -153,12 +155,21 @@ def test_an_axis_is_bound_once() -> None:
             bind(program, x, 0, other)
 
 
-@pytest.mark.parametrize("parallel_type", [X, ParallelType.stream])
-def test_one_tensor_axis_has_a_mesh_axis_or_the_stream(parallel_type: ParallelType) -> None:
+def test_one_tensor_axis_has_a_mesh_axis() -> None:
     program, x = one(4, 6)
-    program = bind(program, x, 0, parallel_type)
-    with pytest.raises(UserError, match=rf"{parallel_type} is bound to tensor axis a0:i\{{4\}} al"):
-        bind(program, x, 1, parallel_type)
+    program = bind(program, x, 0, X)
+    with pytest.raises(UserError, match=r"mesh_x is bound to tensor axis a0:i\{4\} already"):
+        bind(program, x, 1, X)
+
+
+def test_tensor_axes_are_loops_in_one_another_and_one_reduced_axis_is_a_loop() -> None:
+    program, x = one(4, 6)
+    program = bind(bind(program, x, 0, ParallelType.stream), x, 1, ParallelType.stream)
+    assert list(program.schedule(x).bindings.values()) == [ParallelType.stream] * 2
+    program, y = total(2, 2, 2, dims=[0, 1])
+    program = bind(program, y, 0, ParallelType.stream)
+    with pytest.raises(UserError, match="stream is bound to reduced axis"):
+        bind(program, y, 1, ParallelType.stream)
 
 
 def test_a_reduced_axis_may_share_a_mesh_axis_with_a_tensor_axis() -> None:
@@ -305,6 +316,13 @@ def test_swizzle() -> None:
     assert program.schedule(x).steps[-1] == Swizzle1d(AxisName("a2"), leaf(program, x, 0), X)
     program = bind(program, x, 0, ParallelType.stream)
     assert nest(transforms.split(program, x, 1, 2), x) == ["i2", "i2", "i2", "i6"]
+
+
+def test_an_offset_of_a_swizzle_is_in_the_text() -> None:
+    program, x = one(4, 6)
+    program = transforms.swizzle1d(program, x, 0, X, 1)
+    assert "Swizzle1d(a0, a2, mesh_x, offset=1)" in print_program(program)
+    assert parse_program(print_program(program)) == program
 
 
 def test_a_swizzled_axis_has_the_sharding_that_it_had() -> None:

@@ -1,0 +1,200 @@
+"""Memory that the ranks of a team read from one another, and the flags that order their uses.
+
+Every rank has the same window of memory, cut into slots. All ranks count the uses of slots alike,
+for they run one program: a use has the same number and slot on all. Flags only grow: each holds the
+number of the last use for which it was raised, and who waits, waits for that number or more. For
+each slot there are two flags for each peer:
+
+    ready   raised by the rank that has written the slot, in the memory of each of its readers
+    done    raised by a reader, in the memory of the rank whose slot it has read
+
+A slot is written again when all readers of its last use have raised `done`. As slots take turns,
+that was some time ago, and no rank waits. Nothing here knows of GPUs: `Link` does what is to be
+done, in the order of the caller's stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, final
+
+import torch
+
+FIRST_SLOTS = 4
+"""Uses that may be under way at once, before more are needed."""
+
+_STEPS = 4
+"""Slot sizes between two powers of two: few sizes, so that memory stays as it is after a while."""
+_LEAST_BYTES = 1 << 20
+_FAR = 1 << 30
+
+
+class Window(Protocol):
+    """Memory of the same size on each rank of a team."""
+
+    def part(self, place: int, start: int, length: int) -> torch.Tensor:
+        """Bytes of the rank at `place`, as this rank reaches them."""
+        ...
+
+
+class Link(Protocol):
+    """What an arena needs of the device that it is on. What is ordered goes onto the current
+    stream."""
+
+    def open_window(self, size: int) -> Window:
+        """A window of `size` bytes on each rank; all ranks of the team open it together."""
+        ...
+
+    def raise_flag(self, place: int, flag: int, value: int) -> None:
+        """Set a flag in the memory of the rank at `place` when all before it is done."""
+        ...
+
+    def await_flag(self, flag: int, value: int) -> None:
+        """Go on when this rank's flag is `value` or more."""
+        ...
+
+    def settle(self) -> None:
+        """Block the host until all that was issued is done."""
+        ...
+
+    def stream(self) -> Any:
+        """The current stream."""
+        ...
+
+    def follow(self, stream: Any) -> None:
+        """What comes next on the current stream begins after all that `stream` has so far."""
+        ...
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Use:
+    """A slot of a window for one chunk: the bytes from `start` on.
+
+    `stream`: which it was taken on. `readers`: the places that are told to read it. `pins`: how
+    often it will still be asked for; the slot is not used again before.
+    """
+
+    number: int
+    slot: int
+    window: Window
+    start: int
+    stream: Any
+    pins: int = 0
+    readers: tuple[int, ...] = ()
+    tensor: torch.Tensor | None = None
+
+
+def slot_bytes(wanted: int) -> int:
+    """The size of slots for chunks of `wanted` bytes."""
+    size = _LEAST_BYTES
+    while size < wanted:
+        size *= 2
+    step = size // (2 * _STEPS)
+    while size > _LEAST_BYTES and size - step >= wanted:
+        size -= step
+    return size
+
+
+@final
+@dataclass(slots=True)
+class Arena:
+    """The slots of one rank, at `place` of a team of `ranks`. `most_slots`: there are flags for."""
+
+    place: int
+    ranks: int
+    link: Link
+    most_slots: int
+    _window: Window | None = None
+    _size: int = 0
+    _count: int = 0
+    _uses: list[Use | None] = field(default_factory=lambda: [None] * FIRST_SLOTS)
+
+    def take(self, most_bytes: int, pins: int = 0) -> Use:
+        """A slot for a chunk of up to `most_bytes`, which all ranks take alike.
+
+        What was in it has been read, by the readers and by this rank.
+        """
+        slot = self._free_slot()
+        if self._window is None or slot is None or most_bytes > self._size:
+            self._enlarge(most_bytes, slot is None)
+            slot = self._free_slot()
+        assert self._window is not None and slot is not None
+        self._await_readers(self._uses[slot])
+        self._count += 1
+        start = slot * self._size
+        use = Use(self._count, slot, self._window, start, self.link.stream(), pins)
+        self._uses[slot] = use
+        return use
+
+    def _free_slot(self) -> int | None:
+        """The next slot in turn that no use is pinned to."""
+        slots = len(self._uses)
+        for step in range(slots):
+            slot = (self._count + step) % slots
+            use = self._uses[slot]
+            if use is None or not use.pins:
+                return slot
+        return None
+
+    def _await_readers(self, last: Use | None) -> None:
+        if last is None:
+            return
+        if last.stream != self.link.stream():
+            self.link.follow(last.stream)
+        for reader in last.readers:
+            self.link.await_flag(self._flag(last, reader, is_done=True), last.number)
+
+    def _enlarge(self, most_bytes: int, has_no_slot: bool) -> None:
+        """Rare, as sizes only grow. A pinned use keeps its old window, which is read yet."""
+        for last in self._uses:
+            if last is not None and not last.pins:
+                self._await_readers(last)
+        self.link.settle()
+        slots = len(self._uses) * (2 if has_no_slot else 1)
+        if slots > self.most_slots:
+            raise MemoryError(f"{slots} chunks of {most_bytes} bytes are under way at once")
+        self._uses = [use if use is not None and use.pins else None for use in self._uses]
+        self._uses += [None] * (slots - len(self._uses))
+        self._size = max(self._size, slot_bytes(most_bytes))
+        self._window = self.link.open_window(slots * self._size)
+
+    def hold(
+        self, use: Use, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """This rank's memory of a use, as a dense tensor that is to be written."""
+        length = dtype.itemsize
+        for size in shape:
+            length *= size
+        memory = use.window.part(self.place, use.start, length).view(dtype)
+        use.tensor = memory.as_strided(tuple(shape), tuple(strides))
+        return use.tensor
+
+    def find(self, tensor: torch.Tensor) -> Use | None:
+        """The use that `hold` gave this very tensor for, while it lasts."""
+        return next((use for use in self._uses if use is not None and use.tensor is tensor), None)
+
+    def publish(self, use: Use, readers: tuple[int, ...]) -> None:
+        """This rank has written its memory of a use; each of `readers` pulls it once."""
+        use.readers = readers
+        for reader in readers:
+            self.link.raise_flag(reader, self._flag(use, self.place, is_done=False), use.number)
+
+    def pull(self, use: Use, owner: int, out: torch.Tensor) -> None:
+        """Copy what the rank at place `owner` has published for a use into a dense tensor."""
+        self.link.await_flag(self._flag(use, owner, is_done=False), use.number)
+        length = out.numel() * out.element_size()
+        if length:
+            memory = use.window.part(owner, use.start, length).view(out.dtype)
+            out.as_strided((out.numel(),), (1,)).copy_(memory, non_blocking=True)
+        self.link.raise_flag(owner, self._flag(use, self.place, is_done=True), use.number)
+
+    def _flag(self, use: Use, place: int, *, is_done: bool) -> int:
+        """The flag of a slot that the rank at `place` raises."""
+        return (2 * use.slot + is_done) * self.ranks + place
+
+    def release(self) -> None:
+        """Let all that waits here go on, for what will not come; what is read then has no worth."""
+        for flag in range(2 * len(self._uses) * self.ranks):
+            self.link.raise_flag(self.place, flag, self._count + _FAR)

@@ -1,0 +1,293 @@
+"""Fetches and deliveries between the GPUs of one host: each rank copies what it needs out of its
+peers' memory, by the copy engines, and nobody meets anybody.
+
+This file alone knows torch's symmetric memory, and of the driver the two operations that order
+streams across GPUs: they write and await 32-bit flags, and take neither a kernel nor a
+multiprocessor. Multicast over NVLink is not used. Source: CUDA driver API, "Stream memory
+operations".
+
+What is sent lies in memory that peers can reach. A program's own chunks are made there; others are
+copied there first, once for all readers.
+"""
+
+# torch's symmetric memory is not public yet; what is used of it is in 2.11 as in 2.13.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Any, ClassVar, cast, final
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+
+from meshfuse.base import optional
+from meshfuse.base.errors import InvariantError, Unsupported
+from meshfuse.dist.arena import Arena, Use, Window
+from meshfuse.dist.collectives import CollectiveRequest, Posting, Transfer, check_request
+
+_FLAG_BYTES = 1 << 16
+_WAIT_UNTIL_AT_LEAST = 0
+_WRITE_IN_ORDER = 0
+_MODULE = "torch.distributed._symmetric_memory"
+
+
+Gather = Callable[[Sequence[int], str], list[list[int]]]
+"""What each rank of a team says, in its order; and what for."""
+
+
+def join_transport(
+    gather: Gather, team: tuple[int, ...], rank: int, device: torch.device, store: dist.Store
+) -> tuple[SymmetricTransport | None, str]:
+    """The transport of a team whose ranks all come here; or None, on all of them, and why.
+
+    `store` is its own part of a store.
+    """
+    missing = _missing_here()
+    host = crc32(platform.node().encode())
+    found = gather([not missing, host], "symmetric memory")
+    reason = _first_reason(team, [bool(has) for has, _ in found], missing)
+    if not reason and len({there for _, there in found}) > 1:
+        reason = "they are not on one host"
+    if reason:
+        return None, reason
+    transport, failure = None, ""
+    try:
+        transport = SymmetricTransport(store, team.index(rank), len(team), device)
+    except RuntimeError as error:
+        failure = str(error).splitlines()[0]
+    found = gather([not failure], "symmetric memory")
+    reason = _first_reason(team, [bool(has) for (has,) in found], failure)
+    return (None if reason else transport), reason
+
+
+def _first_reason(team: tuple[int, ...], has: Sequence[bool], here: str) -> str:
+    if all(has):
+        return ""
+    return here or f"rank {team[list(has).index(False)]} has no symmetric memory"
+
+
+def _missing_here() -> str:
+    """Why this process has no symmetric memory; "" if it may have."""
+    if not torch.cuda.is_available():
+        return "there is no CUDA device"
+    if not optional.is_available(_MODULE) or not hasattr(_memory_type(), "set_group_info"):
+        return f"torch {torch.__version__} has no symmetric memory"
+    try:
+        _Driver()
+    except (OSError, AttributeError) as error:
+        return f"the CUDA driver has no stream memory operations: {error}"
+    return ""
+
+
+def _memory_type() -> Any:
+    return optional.load(_MODULE)._SymmetricMemory
+
+
+@final
+class _Driver:
+    """Two functions of the CUDA driver."""
+
+    __slots__ = ("_await", "_write")
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL("libcuda.so.1")
+        self._write, self._await = (
+            getattr(library, f"cuStream{name}Value32_v2") for name in ("Write", "Wait")
+        )
+        for function in (self._write, self._await):
+            function.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
+
+    def write(self, stream: int, address: int, value: int) -> None:
+        """Write when all before it on the stream is done and visible to all devices."""
+        self._check(self._write(stream, address, value, _WRITE_IN_ORDER))
+
+    def wait(self, stream: int, address: int, value: int) -> None:
+        self._check(self._await(stream, address, value, _WAIT_UNTIL_AT_LEAST))
+
+    def _check(self, code: int) -> None:
+        if code:
+            raise RuntimeError(f"a stream memory operation failed with CUDA error {code}")
+
+
+@final
+class _CudaWindow:
+    """Memory of all ranks of a team that this process has mapped."""
+
+    __slots__ = ("_handle", "_memory", "_parts")
+
+    def __init__(self, memory: torch.Tensor, group: str) -> None:
+        self._memory = memory
+        self._handle = _memory_type().rendezvous(memory, group)
+        self._parts: dict[tuple[int, int, int], torch.Tensor] = {}
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where it begins, by place."""
+        return [int(address) for address in self._handle.buffer_ptrs]
+
+    def part(self, place: int, start: int, length: int) -> torch.Tensor:
+        key = (place, start, length)
+        if key not in self._parts:
+            if place == self._handle.rank:
+                found = self._memory[start : start + length]
+            else:
+                found = self._handle.get_buffer(place, (length,), torch.uint8, start)
+            self._parts[key] = found
+        return self._parts[key]
+
+
+@final
+class _CudaLink:
+    """See arena.Link."""
+
+    __slots__ = ("_addresses", "_device", "_driver", "_flags", "_group")
+
+    def __init__(self, group: str, device: torch.device) -> None:
+        self._driver = _Driver()
+        self._group = group
+        self._device = device
+        flags = self._empty(_FLAG_BYTES).zero_()
+        self.settle()  # before peers, which the rendezvous lets go on, raise any
+        self._flags = _CudaWindow(flags, group)
+        self._addresses = self._flags.addresses
+
+    def _empty(self, size: int) -> torch.Tensor:
+        return _memory_type().empty_strided_p2p((size,), (1,), torch.uint8, self._device)
+
+    def open_window(self, size: int) -> Window:
+        return _CudaWindow(self._empty(size), self._group)
+
+    def raise_flag(self, place: int, flag: int, value: int) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(self._device.index)
+        self._driver.write(stream, self._addresses[place] + 4 * flag, value)
+
+    def await_flag(self, flag: int, value: int) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(self._device.index)
+        self._driver.wait(stream, self._addresses[self._place] + 4 * flag, value)
+
+    @property
+    def _place(self) -> int:
+        return self._flags._handle.rank
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def stream(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self._device)
+
+    def follow(self, stream: torch.cuda.Stream) -> None:
+        self.stream().wait_stream(stream)
+
+
+@final
+class _Issued:
+    """What was put on a stream, up to here: as much of a torch Work as is asked of one."""
+
+    __slots__ = ("_event", "_stream")
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._event = stream.record_event()
+
+    def wait(self, timeout: object = None) -> bool:
+        """The current stream waits."""
+        current = torch.cuda.current_stream(self._stream.device)
+        if current != self._stream:
+            current.wait_event(self._event)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._event.query()
+
+
+@final
+class SymmetricTransport:
+    """The transport of one team, this rank at `place`. Made by all ranks of the team together."""
+
+    __slots__ = ("_arena", "_link", "_sources")
+
+    _names: ClassVar[Iterator[str]] = (f"meshfuse {number}" for number in count())
+
+    def __init__(self, store: dist.Store, place: int, ranks: int, device: torch.device) -> None:
+        name = next(self._names)
+        _memory_type().set_group_info(name, place, ranks, store)
+        self._link = _CudaLink(name, device)
+        self._arena = Arena(place, ranks, self._link, _FLAG_BYTES // (8 * ranks))
+        self._sources: dict[tuple[int, ...], Use] = {}
+
+    def allocate(
+        self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, most_bytes: int
+    ) -> torch.Tensor:
+        """Memory for what will be delivered, which is at most `most_bytes` on any rank. All ranks
+        of the team allocate alike."""
+        _refuse_capture()
+        return self._arena.hold(self._arena.take(most_bytes), shape, strides, dtype)
+
+    def post(self, request: CollectiveRequest) -> Posting:
+        """Put a fetch or delivery on the current stream. All ranks of the team post alike, those
+        too where nothing moves."""
+        check_request(request)
+        _refuse_capture()
+        transfer = request.transfer
+        if transfer is None:
+            raise InvariantError(f"{request}: nobody says who sends to whom")
+        use = self._fetched(request, transfer)
+        if request.collective == "deliver":
+            use = self._delivered(request, transfer)
+        if use is None or transfer.is_own:
+            return Posting(request)
+        self._arena.pull(use, transfer.sources[transfer.place], request.out)
+        return Posting(request, cast(dist.Work, _Issued(self._link.stream())))
+
+    def _fetched(self, request: CollectiveRequest, transfer: Transfer) -> Use | None:
+        """The use in which the source of a fetch is published: once for all ranks, each of which
+        asks for it in one of as many requests as there are ranks."""
+        if request.collective != "fetch":
+            return None
+        arena = self._arena
+        use = self._sources.get(transfer.chunk)
+        if use is None:
+            use = arena.take(transfer.most_bytes, pins=arena.ranks)
+            if transfer.root in (None, arena.place):
+                self._write(use, request.src)
+                arena.publish(use, tuple(k for k in range(arena.ranks) if k != arena.place))
+            self._sources[transfer.chunk] = use
+        use.pins -= 1
+        if not use.pins or transfer.root is not None:
+            use.pins = 0
+            del self._sources[transfer.chunk]
+        return use
+
+    def _delivered(self, request: CollectiveRequest, transfer: Transfer) -> Use | None:
+        """The use in which each rank's chunk is published; None where all keep their own."""
+        if not transfer.moves:
+            return None
+        use = self._arena.find(request.src)
+        if use is None:
+            use = self._arena.take(transfer.most_bytes)
+            if transfer.receivers:
+                self._write(use, request.src)
+        self._arena.publish(use, transfer.receivers)
+        return use
+
+    def _write(self, use: Use, src: torch.Tensor) -> None:
+        held = self._arena.hold(use, src.shape, src.stride(), src.dtype)
+        held.copy_(src, non_blocking=True)
+
+    def release(self) -> None:
+        """Let streams go on that wait here for peers which will not come."""
+        with torch.cuda.stream(torch.cuda.Stream(self._link.stream().device)):
+            self._arena.release()
+
+
+def _refuse_capture() -> None:
+    if torch.cuda.is_current_stream_capturing():
+        raise Unsupported(
+            "capture: peer-to-peer transfers through symmetric memory count their uses, which a "
+            'graph cannot; capture with overlap="off" or in chunks'
+        )

@@ -1,0 +1,124 @@
+"""Loops with one chunk for each rank along a mesh axis: ranks send chunks to one another.
+
+T1 = all_gather(T0, mesh_x, 0), rows of T0 [3@mesh_x, 4], of T1 [3@stream, 4]
+->  T1_j0 = fetch(T0, mesh_x, j0): chunk k is what rank k holds of T0
+
+T2 = reduce_scatter(T1, mesh_x, 0), rows of T1 [3@stream, 4] rotated, of T2 [3@mesh_x, 4]
+->  T2_j0 = deliver(T1_j0, mesh_x, ..): chunk k is for rank k, which adds up what it gets
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshfuse.base.errors import InvariantError
+from meshfuse.expr import IntExpr, const, const_value
+from meshfuse.expr.polynomial import quotient_if_exact
+from meshfuse.facts.digits import Digit, digits_above, local_extent
+from meshfuse.facts.sharding import canonical, sharding_of
+from meshfuse.facts.streams import Span, Stream, cut_axis, stream_leaves, streams_of
+from meshfuse.ir.axes import AxisName, TensorName
+from meshfuse.ir.comm import AllGather, Communication, Fetch, ReduceScatter
+from meshfuse.ir.mesh import ParallelType
+from meshfuse.ir.ops import Expr
+from meshfuse.ir.program import Program
+
+
+def is_fetched(program: Program, expr: Expr, stream: Stream) -> bool:
+    """Whether `expr` gathers what has one chunk for each rank, all of it: that which the rank
+    holds."""
+    if not isinstance(expr, AllGather) or stream.axis != _axis_name(program, expr.out, expr.axis):
+        return False
+    return _is_by_rank(program, expr.out, expr.src, expr.mesh_axis, expr.axis, stream)
+
+
+def span_read(program: Program, expr: Communication, stream: Stream) -> Span | None:
+    """The chunks of its source that an iteration communicates; None where it is all of it.
+
+    Those of a loop inside one that fetches are cut of what each rank holds.
+    """
+    match expr:
+        case AllGather(out, src, mesh_axis, axis) if _axis_name(program, out, axis) == stream.axis:
+            if is_fetched(program, expr, stream):
+                return None
+            ranks, around = _ranks(program, src, mesh_axis), stream.span.around
+            rest = quotient_if_exact(around, ranks)
+            if rest is None or not _is_inside_fetch(program, expr):
+                return stream.span
+            return replace(stream.span, blocks=stream.span.blocks * ranks, around=rest)
+        case Fetch(out, src, mesh_axis) if _is_cut_by(program, out, src, mesh_axis, stream):
+            ranks = _ranks(program, src, mesh_axis)
+            return replace(stream.span, blocks=stream.span.blocks * ranks)
+        case _:
+            return stream.span
+
+
+def delivered_stream(program: Program, expr: Expr) -> Stream | str | None:
+    """The loop of what a reduce-scatter adds up, if its iterations deliver each a rank's terms; as
+    the loop of the result, which is a sum.
+
+    None for another expression, and where the terms are not made in a loop over the axis that is
+    scattered; the reason where they are and cannot be delivered.
+    """
+    if not isinstance(expr, ReduceScatter) or not stream_leaves(program, expr.src):
+        return None
+    stream, axis = streams_of(program, expr.src)[0], _axis_name(program, expr.src, expr.axis)
+    if stream.axis != axis or stream.is_reduced or stream_leaves(program, expr.out):
+        return None
+    if not _is_by_rank(program, expr.src, expr.out, expr.mesh_axis, expr.axis, stream):
+        return "its chunks are not what ranks get"
+    if expr.function != "sum":
+        return f"terms are delivered to be added, not for {expr.function}"
+    if stream.rotation is None or stream.rotation.mesh_axis != expr.mesh_axis:
+        return f"all ranks along {expr.mesh_axis} would send to one at a time; swizzle the loop"
+    return replace(stream, is_reduced=True)
+
+
+def _is_inside_fetch(program: Program, expr: AllGather) -> bool:
+    """Whether a loop of the result is one that fetches."""
+    return any(is_fetched(program, expr, stream) for stream in streams_of(program, expr.out))
+
+
+def _is_by_rank(
+    program: Program,
+    whole: TensorName,
+    part: TensorName,
+    mesh_axis: ParallelType,
+    axis: int,
+    stream: Stream,
+) -> bool:
+    """Whether the k-th chunk of `whole` is what the k-th rank along `mesh_axis` has in `part`."""
+    mesh, span = program.schedule(whole).mesh, stream.span
+    if mesh is None or const_value(span.count) != mesh.axis_size(mesh_axis):
+        return False
+    cut = cut_axis(program, whole, stream.axis, span)
+    inner = None if cut is None else quotient_if_exact(cut.size, local_extent(cut.below))
+    if cut is None or inner is None or span.around is not const(1):
+        return False
+    digits = sharding_of(program, part).axes[axis]
+    above = tuple(digits_above(digits, mesh_axis))
+    if above != cut.above:
+        return False  # a rank has pieces of many chunks
+    held, extent = (*above, *digits[len(above) + 1 :]), cut.size * cut.ranks
+    chunk = (*cut.above, Digit(inner), *cut.below)
+    return canonical(held, extent, mesh) == canonical(chunk, extent, mesh)
+
+
+def _axis_name(program: Program, tensor: TensorName, axis: int) -> AxisName:
+    return program.tensor(tensor).tensor_axes[axis].name
+
+
+def _is_cut_by(
+    program: Program, out: TensorName, src: TensorName, mesh_axis: ParallelType, stream: Stream
+) -> bool:
+    """Whether `mesh_axis` cuts the axis of a loop in `src`."""
+    names = [axis.name for axis in program.tensor(out).tensor_axes]
+    digits = sharding_of(program, src).axes[names.index(stream.axis)]
+    return any(digit.owner == mesh_axis for digit in digits)
+
+
+def _ranks(program: Program, tensor: TensorName, mesh_axis: ParallelType) -> IntExpr:
+    mesh = program.schedule(tensor).mesh
+    if mesh is None:
+        raise InvariantError(f"{tensor} is communicated and has no mesh")
+    return const(mesh.axis_size(mesh_axis))

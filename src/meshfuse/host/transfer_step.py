@@ -1,0 +1,118 @@
+"""Fetches and deliveries bound to a rank: steps that post them and put the result in its slot, and
+make the memory for what is delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import final
+
+import torch
+
+from meshfuse.base.errors import InvariantError
+from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.dist.transfers import BoundTransfer, SharedChunk
+from meshfuse.expr import IntExpr, free_symbols
+from meshfuse.host.events import Post, Reserve
+from meshfuse.host.nodes import Allocate, Communicate, HostBuffer, HostProgram, all_nodes
+from meshfuse.host.plan import Action, Sizes, Slots, Step, Traced
+from meshfuse.ir.schedule import MemoryType
+from meshfuse.runtime.allocate import dense_strides
+
+
+@final
+@frozen_dataclass
+class ReserveStep(Step):
+    """Memory for what a rank delivers to its `team`. `extents`: the most bytes, then the shape."""
+
+    slot: int
+    team: tuple[int, ...]
+    order: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    cause: str
+    extents: tuple[IntExpr, ...]
+    traced: Traced | None = None
+
+    @staticmethod
+    def of(
+        node: Allocate,
+        delivery: Communicate,
+        buffer: HostBuffer,
+        slot: int,
+        rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> ReserveStep:
+        """Of a buffer that `delivery` sends."""
+        assert delivery.mesh_axis is not None
+        team = delivery.mesh.team(rank, delivery.mesh_axis)
+        extents = (node.bytes, *buffer.shape)
+        order, cause = buffer.memory_order, delivery.cause
+        return ReserveStep(slot, team, order, dtype, device, cause, extents)
+
+    def bind(self, sizes: Sizes) -> Action:
+        slot = self.slot
+        most_bytes, *found = sizes.values
+        shape = tuple(found)
+        strides = dense_strides(shape, self.order)
+        chunk = SharedChunk(
+            self.team, shape, strides, self.dtype, self.device, most_bytes, self.cause
+        )
+        return lambda slots: Reserve(chunk, slots, slot)
+
+
+def find_delivery(node: Allocate, program: HostProgram) -> Communicate | None:
+    """What delivers the buffer of an allocation in symmetric memory."""
+    if node.memory is not MemoryType.symmetric:
+        return None
+    nodes = (found for found in all_nodes(program.body) if isinstance(found, Communicate))
+    return next((found for found in nodes if found.src == node.buffer), None)
+
+
+@final
+@frozen_dataclass
+class TransferStep(Step):
+    """`stride`: by how many numbers iterations are apart."""
+
+    transfer: BoundTransfer
+    src: int
+    out: int
+    traced: Traced | None
+    extents: tuple[IntExpr, ...]
+    stride: int
+
+    def bind(self, sizes: Sizes) -> Action:
+        src, out = self.src, self.out
+        number = self.transfer.number + sizes.iteration * self.stride
+        transfer = replace(self.transfer.at(sizes.symbols), number=number)
+
+        def post(slots: Slots) -> Post:
+            request = transfer.request(slots[src])
+            slots[out] = request.out
+            return Post(request)
+
+        return post
+
+
+def bind_transfer(
+    node: Communicate, out: HostBuffer, rank: int, loops: Sequence[str]
+) -> BoundTransfer:
+    """What `rank` asks for, to get `out`. `loops`: the indices of those around it."""
+    if node.owner is None or node.mesh_axis is None:
+        raise InvariantError(f"{node.collective.value} of {node.src} has no owner")
+    chosen = {found.name for found in free_symbols(node.owner)}
+    return BoundTransfer(
+        node.number,
+        node.collective.value,
+        rank,
+        node.mesh,
+        node.mesh_axis,
+        out.name,
+        out.shape,
+        out.memory_order,
+        node.owner,
+        node.cause,
+        node.bytes,
+        tuple(name for name in loops if name not in chosen),
+    )

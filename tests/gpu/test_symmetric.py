@@ -1,0 +1,135 @@
+"""Pipelines between two GPUs through symmetric memory: exact for any sizes, whoever is late."""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_cuda import environment
+
+from gloo_run import observe_ranks
+from meshfuse.base.errors import Unsupported
+from meshfuse.dist.communicator import Communicator
+from peer_programs import gather_then_multiply, multiply_then_scatter, pipelined_mlp
+from sharded_runs import integers
+
+DEADLINE = 150
+
+
+def block(tensor: torch.Tensor, rank: int, ranks: int, axis: int = 0) -> torch.Tensor:
+    """What a rank holds, on its GPU: blocks of equal size but for the last."""
+    size = -(-tensor.shape[axis] // ranks)
+    start = min(rank * size, tensor.shape[axis])
+    return tensor.narrow(axis, start, min(size, tensor.shape[axis] - start)).contiguous().cuda()
+
+
+def begin(rank: int, ranks: int) -> None:
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=ranks)
+    torch.manual_seed(0)
+    warnings.simplefilter("error", UserWarning)  # a fallback to NCCL
+    warnings.filterwarnings("ignore", "meshfuse: there are no kernels")
+
+
+def pipelines(rank: int, ranks: int) -> str:
+    begin(rank, ranks)
+    d = ranks
+    x, w = integers(7, 4), integers(4, 5).cuda()
+    for rotated in (True, False):
+        fd = gather_then_multiply(d, 7, rotated=rotated)
+        for _ in range(6):
+            (found,) = fd.execute([block(x, rank, d), w])
+            assert torch.equal(found, (x.cuda() @ w).relu())
+    fd = gather_then_multiply(d, 4 * d, pieces=2)
+    x = integers(4 * d, 4)
+    for _ in range(6):
+        (found,) = fd.execute([block(x, rank, d), w])
+        assert torch.equal(found, (x.cuda() @ w).relu())
+    x, w = integers(13, 4 * d), integers(4 * d, 3)
+    fd = multiply_then_scatter(d, 13, 4 * d)
+    for _ in range(6):
+        (found,) = fd.execute([block(x, rank, d, axis=1), block(w, rank, d)])
+        assert torch.equal(found, block(x @ w, rank, d))
+    x, v, w = integers(7, 4), integers(4, 36), integers(36, 4)
+    fd = pipelined_mlp(d, 7, 36)
+    for _ in range(6):
+        (found,) = fd.execute([block(x, rank, d), block(v, rank, d, axis=1), block(w, rank, d)])
+        assert torch.equal(found, block((x @ v).relu() @ w, rank, d))
+    group = Communicator.instance().group(tuple(range(d)), "cuda", "a test")
+    assert group.transport is not None
+    return "done"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_pipelines_are_exact() -> None:
+    for outcome in observe_ranks(
+        pipelines, 2, deadline=DEADLINE, initialise=False, environ=environment
+    ):
+        assert outcome.succeeded, f"{outcome.error}\n{outcome.output}"
+
+
+def dawdle(draw: random.Random, rank: int) -> None:
+    """One rank is late, now on the host, now on the device."""
+    if draw.random() < 0.2 and draw.randrange(2) == rank:
+        time.sleep(draw.random() / 100)
+    if draw.random() < 0.3 and draw.randrange(2) == rank:
+        torch.cuda._sleep(int(draw.random() * 5e6))
+
+
+def random_sizes(rank: int, ranks: int) -> list[int]:
+    """Memory allocated and reserved in the middle and at the end."""
+    begin(rank, ranks)
+    d, draw, late = ranks, random.Random(3), random.Random(rank)
+    memory: list[int] = []
+    sizes = [draw.choice([1, 2, 5, 64, 300, 1000]) for _ in range(12)]
+    gathers = {n: gather_then_multiply(d, n) for n in sizes}
+    scatters = {n: multiply_then_scatter(d, n, 4 * d) for n in sizes}
+    w, v = integers(4, 5), integers(4 * d, 3)
+    for step in range(200):
+        rows = draw.choice(sizes)
+        x = integers(rows, 4) + step
+        dawdle(late, rank)
+        (found,) = gathers[rows].execute([block(x, rank, d), w.cuda()])
+        dawdle(late, rank)
+        assert torch.equal(found, (x @ w).relu().cuda())
+        x = integers(rows, 4 * d) - step
+        (found,) = scatters[rows].execute([block(x, rank, d, axis=1), block(v, rank, d)])
+        dawdle(late, rank)
+        assert torch.equal(found, block(x @ v, rank, d))
+        if step in (100, 199):
+            torch.cuda.synchronize()
+            memory += [torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]
+    return memory
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_any_sizes_in_any_order_and_one_rank_late() -> None:
+    for outcome in observe_ranks(
+        random_sizes, 2, deadline=DEADLINE, initialise=False, environ=environment
+    ):
+        assert outcome.succeeded, f"{outcome.error}\n{outcome.output}"
+        early, late = outcome.value[:2], outcome.value[2:]
+        assert late[0] <= early[0] + (1 << 20) and late[1] <= early[1] + (1 << 22)
+
+
+def captured(rank: int, ranks: int) -> str:
+    begin(rank, ranks)
+    fd, x, w = gather_then_multiply(ranks, 8), integers(8, 4), integers(4, 5).cuda()
+    part = block(x, rank, ranks)
+    fd.execute([part, w])
+    torch.cuda.synchronize()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(Unsupported, match="capture"):
+        fd.execute([part, w])
+    return "refused"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_transfers_are_not_captured() -> None:
+    for outcome in observe_ranks(
+        captured, 2, deadline=DEADLINE, initialise=False, environ=environment
+    ):
+        assert outcome.succeeded, f"{outcome.error}\n{outcome.output}"

@@ -1,0 +1,100 @@
+"""Programs whose loops have a chunk for each rank: what tests of pipelines between peers share."""
+
+from __future__ import annotations
+
+from host_loops import STREAM, define
+from meshfuse import DataType, FusionDefinition, TensorView
+from sharded_runs import X, mesh_of, place
+
+
+def in_blocks(
+    tensor: TensorView, axis: int, d: int, *, pieces: int = 1, rotated: bool = True
+) -> None:
+    """Loop axis `axis` has a chunk for each of `d` ranks, each of `pieces`."""
+    tensor.outer_split(axis, d)
+    if pieces > 1:
+        tensor.outer_split(axis + 1, pieces)
+    if rotated:
+        tensor.swizzle1d(axis, X)
+    tensor.axis(axis).parallelize(STREAM)
+    if pieces > 1:
+        tensor.axis(axis + 1).parallelize(STREAM)
+
+
+def gather_then_multiply(
+    d: int,
+    rows: int,
+    *,
+    pieces: int = 1,
+    rotated: bool = True,
+    epilogue: bool = False,
+    streamed: bool = True,
+) -> FusionDefinition:
+    """relu(x [rows, 4] @ w [4, 5]), x in blocks of rows; the epilogue is a bias before it and a
+    cast behind it."""
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([rows, 4], contiguity=True)
+        w = fd.define_tensor([4, 5], contiguity=True)
+        replicated = [w, fd.ops.matmul(x, w)]
+        if epilogue:
+            b = fd.define_tensor([5], contiguity=True)
+            replicated += [b, fd.ops.add(replicated[-1], b)]
+        replicated.append(fd.ops.relu(replicated[-1]))
+        if epilogue:
+            replicated.append(fd.ops.cast(replicated[-1], DataType.Half))
+        place(mesh, {0: X}, x)
+        place(mesh, {}, *replicated)
+        if streamed:
+            in_blocks(replicated[-1], 0, d, pieces=pieces, rotated=rotated)
+        fd.add_output(replicated[-1])
+
+    return define(build)
+
+
+def terms_one_by_one(total: TensorView, d: int) -> None:
+    """The reduced axis, which is the last, has a part for each of `d` ranks."""
+    last = len(total.get_loop_domain()) - 1
+    total.outer_split(last, d)
+    total.axis(last).parallelize(STREAM)
+
+
+def multiply_then_scatter(
+    d: int, rows: int, k: int, *, dtype: DataType = DataType.Float, streamed: bool = True
+) -> FusionDefinition:
+    """x [rows, k] @ w [k, 3], k in blocks; each rank wants a block of rows."""
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([rows, k], contiguity=True, dtype=dtype)
+        w = fd.define_tensor([k, 3], contiguity=True, dtype=dtype)
+        y = fd.ops.matmul(x, w)
+        place(mesh, {1: X}, x)
+        place(mesh, {0: X}, w, y)
+        if streamed:
+            terms_one_by_one(y, d)
+        fd.add_output(y)
+
+    return define(build)
+
+
+def pipelined_mlp(d: int, rows: int, wide: int) -> FusionDefinition:
+    """relu(x [rows, 4] @ v [4, wide]) @ w [wide, 4]: x and the result in blocks of rows, what is
+    between in blocks of columns."""
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([rows, 4], contiguity=True)
+        v = fd.define_tensor([4, wide], contiguity=True)
+        w = fd.define_tensor([wide, 4], contiguity=True)
+        product = fd.ops.matmul(x, v)
+        hidden = fd.ops.relu(product)
+        y = fd.ops.matmul(hidden, w)
+        place(mesh, {0: X}, x, w, y)
+        place(mesh, {1: X}, v, product, hidden)
+        in_blocks(hidden, 0, d)
+        terms_one_by_one(y, d)
+        fd.add_output(y)
+
+    return define(build)

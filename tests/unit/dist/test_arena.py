@@ -1,0 +1,223 @@
+"""Arenas: ranks as threads over one memory, at random speeds, read what was meant for them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from threading import Barrier, Condition, Thread
+
+import pytest
+import torch
+
+from meshfuse.dist.arena import FIRST_SLOTS, Arena, Use, slot_bytes
+
+SECONDS = 20.0
+"""A deadlock ends here."""
+
+
+class World:
+    """The flags and windows of all ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.changed = Condition()
+        self.flags: dict[tuple[int, int], int] = {}
+        self.meeting = Barrier(ranks)
+        self.windows: dict[int, list[torch.Tensor]] = {}
+
+    def run(self, work: Callable[[Arena], None], most_slots: int = 64) -> None:
+        errors: list[BaseException] = []
+
+        def rank(place: int) -> None:
+            try:
+                work(Arena(place, self.ranks, MemoryLink(self, place), most_slots))
+            except BaseException as error:  # noqa: BLE001 - raised again by the test's thread
+                errors.append(error)
+                self.meeting.abort()
+
+        threads = [Thread(target=rank, args=(k,), daemon=True) for k in range(self.ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SECONDS)
+            assert not thread.is_alive(), "a rank waits for ever"
+        if errors:
+            raise errors[0]
+
+
+class MemoryWindow:
+    def __init__(self, parts: list[torch.Tensor]) -> None:
+        self.parts = parts
+
+    def part(self, place: int, start: int, length: int) -> torch.Tensor:
+        return self.parts[place][start : start + length]
+
+
+class MemoryLink:
+    """A rank whose host does at once what a stream would do."""
+
+    def __init__(self, world: World, place: int) -> None:
+        self.world = world
+        self.place = place
+        self.opened = 0
+
+    def open_window(self, size: int) -> MemoryWindow:
+        if self.place == 0:
+            parts = [torch.zeros(size, dtype=torch.uint8) for _ in range(self.world.ranks)]
+            self.world.windows[self.opened] = parts
+        self.world.meeting.wait(SECONDS)
+        window = MemoryWindow(self.world.windows[self.opened])
+        self.opened += 1
+        assert {len(part) for part in window.parts} == {size}
+        return window
+
+    def raise_flag(self, place: int, flag: int, value: int) -> None:
+        with self.world.changed:
+            assert self.world.flags.get((place, flag), 0) < value
+            self.world.flags[place, flag] = value
+            self.world.changed.notify_all()
+
+    def await_flag(self, flag: int, value: int) -> None:
+        with self.world.changed:
+            there = self.world.changed.wait_for(
+                lambda: self.world.flags.get((self.place, flag), 0) >= value, SECONDS
+            )
+        assert there, f"rank {self.place} waits for {value} in flag {flag}"
+
+    def settle(self) -> None:
+        pass
+
+    def stream(self) -> int:
+        return 0
+
+    def follow(self, stream: int) -> None:
+        raise AssertionError("there is one stream")
+
+
+def write(arena: Arena, use: Use, length: int, value: int) -> None:
+    arena.hold(use, (length,), (1,), torch.int32).fill_(value)
+
+
+def dawdle(draw: random.Random) -> None:
+    if draw.random() < 0.3:
+        time.sleep(draw.random() / 500)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_chunks_are_delivered_in_turn(ranks: int) -> None:
+    sizes = [random.Random(1).choice([1, 10, 1000, 300_000, 700_000]) for _ in range(60)]
+
+    def work(arena: Arena) -> None:
+        draw = random.Random(arena.place)
+        for n, size in enumerate(sizes):
+            step = 1 + n % (ranks - 1)
+            use = arena.take(4 * size)
+            dawdle(draw)
+            write(arena, use, size, 1000 * n + arena.place)
+            arena.publish(use, ((arena.place + step) % ranks,))
+            dawdle(draw)
+            source = (arena.place - step) % ranks
+            out = torch.empty(size, dtype=torch.int32)
+            arena.pull(use, source, out)
+            assert torch.equal(out, torch.full_like(out, 1000 * n + source))
+
+    World(ranks).run(work)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_published_chunks_stay_while_they_are_pinned(ranks: int) -> None:
+    """More others than there are slots come between the publication and its last reader."""
+
+    def work(arena: Arena) -> None:
+        draw = random.Random(arena.place)
+        for n in range(10):
+            kept = arena.take(400, pins=1)
+            write(arena, kept, 100, 7000 + 10 * n + arena.place)
+            others = tuple(k for k in range(ranks) if k != arena.place)
+            arena.publish(kept, others)
+            for k in range(2 * FIRST_SLOTS):
+                use = arena.take(40)
+                dawdle(draw)
+                write(arena, use, 10, k)
+                arena.publish(use, ((arena.place + 1) % ranks,))
+                out = torch.empty(10, dtype=torch.int32)
+                arena.pull(use, (arena.place - 1) % ranks, out)
+                assert torch.equal(out, torch.full_like(out, k))
+            for other in others:
+                dawdle(draw)
+                out = torch.empty(100, dtype=torch.int32)
+                arena.pull(kept, other, out)
+                assert torch.equal(out, torch.full_like(out, 7000 + 10 * n + other))
+            kept.pins = 0
+
+    World(ranks).run(work)
+
+
+def test_slots_are_added_while_all_are_pinned() -> None:
+    def work(arena: Arena) -> None:
+        other = 1 - arena.place
+        uses = [arena.take(400, pins=1) for _ in range(3 * FIRST_SLOTS)]
+        for n, use in enumerate(uses):
+            write(arena, use, 100, 2 * n + arena.place)
+            arena.publish(use, (other,))
+        for n, use in reversed(list(enumerate(uses))):
+            out = torch.empty(100, dtype=torch.int32)
+            arena.pull(use, other, out)
+            assert torch.equal(out, torch.full_like(out, 2 * n + other))
+
+    World(2).run(work)
+
+
+def test_no_more_slots_than_flags() -> None:
+    def work(arena: Arena) -> None:
+        with pytest.raises(MemoryError, match="8 chunks of 400 bytes are under way at once"):
+            for _ in range(FIRST_SLOTS + 1):
+                arena.take(400, pins=1)
+
+    World(2).run(work, most_slots=FIRST_SLOTS)
+
+
+def test_windows_are_opened_for_few_sizes() -> None:
+    assert slot_bytes(0) == slot_bytes(1) == slot_bytes(1 << 20) == 1 << 20
+    for wanted in (*range(1, 1 << 24, 9973), (1 << 30) + 1):
+        size = slot_bytes(wanted)
+        assert wanted <= size <= max(1 << 20, wanted * 5 // 4 + 1)
+    assert len({slot_bytes(wanted) for wanted in range(1 << 20, 1 << 24, 997)}) == 17
+
+    def work(arena: Arena) -> None:
+        link = arena.link
+        assert isinstance(link, MemoryLink)
+        for size in (1000, 3 << 20, 900, 3 << 20, 1 << 20):
+            arena.take(size)
+        assert link.opened == 2
+
+    World(2).run(work)
+
+
+def test_what_is_held_is_found_until_its_slot_is_taken() -> None:
+    def work(arena: Arena) -> None:
+        use = arena.take(24)
+        held = arena.hold(use, (2, 3), (1, 2), torch.int32)
+        assert held.shape == (2, 3) and held.stride() == (1, 2)
+        assert arena.find(held) is use
+        assert arena.find(held.clone()) is None and arena.find(held.view(2, 3)) is None
+        for _ in range(FIRST_SLOTS):
+            arena.take(24)
+        assert arena.find(held) is None
+
+    World(1).run(work)
+
+
+def test_release_lets_those_go_on_who_wait() -> None:
+    def work(arena: Arena) -> None:
+        use = arena.take(40)
+        if arena.place == 0:
+            out = torch.empty(10, dtype=torch.int32)
+            waiting = Thread(target=arena.pull, args=(use, 1, out))
+            waiting.start()
+            arena.release()
+            waiting.join(SECONDS)
+            assert not waiting.is_alive()
+
+    World(2).run(work)
