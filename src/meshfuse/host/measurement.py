@@ -14,9 +14,9 @@ def measured_items(spans: Sequence[Span], labels: Mapping[str, Label]) -> tuple[
     """The items of the spans of runs, in nanoseconds, in the order in which they began.
 
     A communication is under way from its post until the transport is done, or else until its wait
-    is over. One that overtakes an earlier one is under way from the end of that: the lane does one
-    thing at a time. Its post, and its wait with what that has to put in place, are on the compute
-    lane, which they hold up.
+    is over. The lane does one thing at a time: one that is posted while another is under way
+    follows on that, and takes no time if it has overtaken it. Its post, and its wait with what that
+    has to put in place, are on the compute lane, which they hold up.
     """
     runs = sorted((s for s in spans if s.activity is Activity.run), key=lambda span: span.start)
     begin = runs[0].start if runs else 0
@@ -29,8 +29,8 @@ def measured_items(spans: Sequence[Span], labels: Mapping[str, Label]) -> tuple[
             items.append(_item(label, Lane.compute, begin, span.start, span.end, amount))
             continue
         end = _arrival(span, span.meeting)
-        start = min(max(span.start, busy_until), end)
-        busy_until = max(busy_until, end)
+        start = max(span.start, busy_until)
+        busy_until = end = max(start, end)
         received = span.extent.output_bytes
         items.append(_item(label, Lane.communication, begin, start, end, received))
         items += _held_up(label, begin, span, span.meeting)

@@ -45,7 +45,7 @@ def test_communications_follow_one_another_on_their_lane() -> None:
     lane = [i for i in items if i.lane is Lane.communication]
     assert [(i.label.name, round(i.start * 1e9), round(i.end * 1e9)) for i in lane] == [
         ("a", 0, 10),
-        ("b", 6, 6),
+        ("b", 10, 10),
         ("c", 10, 30),
     ]
 
