@@ -161,6 +161,8 @@ class Group:
                 return
             self.broken = "the process group it stood on was destroyed"
             if self._outstanding:
+                if self.transport is not None:
+                    self.transport.release()
                 self._abort(self._backend)
                 return
             self._backend.shutdown()

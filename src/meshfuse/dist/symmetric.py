@@ -16,8 +16,8 @@ copied there first, once for all readers.
 from __future__ import annotations
 
 import ctypes
-import platform
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from itertools import count
 from typing import Any, ClassVar, cast, final
 from zlib import crc32
@@ -28,11 +28,14 @@ import torch.distributed as dist
 from meshfuse.base import optional
 from meshfuse.base.errors import InvariantError, Unsupported
 from meshfuse.dist.arena import Arena, Use, Window
+from meshfuse.dist.board import identify_process
 from meshfuse.dist.collectives import CollectiveRequest, Posting, Transfer, check_request
 
 _FLAG_BYTES = 1 << 16
 _WAIT_UNTIL_AT_LEAST = 0
 _WRITE_IN_ORDER = 0
+_MOST_PARTS = 1024
+"""Views of one window that are kept for later calls."""
 _MODULE = "torch.distributed._symmetric_memory"
 
 
@@ -48,7 +51,8 @@ def join_transport(
     `store` is its own part of a store.
     """
     missing = _missing_here()
-    host = crc32(platform.node().encode())
+    process = identify_process()
+    host = crc32(f"{process.host} {process.namespace}".encode())
     found = gather([not missing, host], "symmetric memory")
     reason = _first_reason(team, [bool(has) for has, _ in found], missing)
     if not reason and len({there for _, there in found}) > 1:
@@ -75,7 +79,7 @@ def _missing_here() -> str:
     """Why this process has no symmetric memory; "" if it may have."""
     if not torch.cuda.is_available():
         return "there is no CUDA device"
-    if not optional.is_available(_MODULE) or not hasattr(_memory_type(), "set_group_info"):
+    if not optional.is_available(_MODULE) or not hasattr(_memory_type(), "rendezvous"):
         return f"torch {torch.__version__} has no symmetric memory"
     try:
         _Driver()
@@ -86,6 +90,26 @@ def _missing_here() -> str:
 
 def _memory_type() -> Any:
     return optional.load(_MODULE)._SymmetricMemory
+
+
+def name_group(name: str, place: int, ranks: int, store: dist.Store) -> dist.ProcessGroup:
+    """Make a team known to torch, which resolves the name where windows are opened; for as long as
+    the result is kept.
+
+    Up to 2.10 torch's symmetric memory has a table of its own; since 2.11 it asks for the store of
+    a process group, and since 2.13 whether the group's backend would rather carry what its ranks
+    say. Ours, which is never used, would not.
+    """
+    group = dist.ProcessGroup(store, place, ranks)
+    alone = dist.PrefixStore(f"alone {place}", store)
+    backend = dist.ProcessGroupGloo(alone, 0, 1, timedelta(minutes=1))
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    dist.distributed_c10d._register_process_group(cast(Any, name), group)
+    # Set beside a process group, the table would make later versions compare counts of allocations.
+    if not hasattr(optional.load(_MODULE).enable_symm_mem_for_group, "__deprecated__"):
+        _memory_type().set_group_info(name, place, ranks, store)
+    return group
 
 
 @final
@@ -133,6 +157,8 @@ class _CudaWindow:
     def part(self, place: int, start: int, length: int) -> torch.Tensor:
         key = (place, start, length)
         if key not in self._parts:
+            if len(self._parts) == _MOST_PARTS:
+                self._parts.clear()
             if place == self._handle.rank:
                 found = self._memory[start : start + length]
             else:
@@ -209,13 +235,13 @@ class _Issued:
 class SymmetricTransport:
     """The transport of one team, this rank at `place`. Made by all ranks of the team together."""
 
-    __slots__ = ("_arena", "_link", "_sources")
+    __slots__ = ("_arena", "_group", "_link", "_sources")
 
     _names: ClassVar[Iterator[str]] = (f"meshfuse {number}" for number in count())
 
     def __init__(self, store: dist.Store, place: int, ranks: int, device: torch.device) -> None:
         name = next(self._names)
-        _memory_type().set_group_info(name, place, ranks, store)
+        self._group = name_group(name, place, ranks, store)
         self._link = _CudaLink(name, device)
         self._arena = Arena(place, ranks, self._link, _FLAG_BYTES // (8 * ranks))
         self._sources: dict[tuple[int, ...], Use] = {}

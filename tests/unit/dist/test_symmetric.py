@@ -1,0 +1,68 @@
+"""Symmetric memory where there is none: what torch is told of a team, and what ranks agree on."""
+
+# torch.distributed documents its stores but does not declare them as exports:
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from meshfuse.dist import symmetric
+from meshfuse.dist.symmetric import join_transport, name_group
+
+resolve: Any = dist.distributed_c10d._resolve_process_group
+
+
+def test_torch_resolves_a_team_by_its_name() -> None:
+    """As CUDASymmetricMemory does to open a window: place, size, store, and no other way than the
+    store."""
+    store = dist.HashStore()
+    group = name_group("meshfuse test", 1, 3, store)
+    found = resolve("meshfuse test")
+    assert (found.rank(), found.size()) == (1, 3)
+    if hasattr(found, "use_pg_for_symm_mem_rendezvous"):  # since torch 2.13
+        assert not found.use_pg_for_symm_mem_rendezvous
+    found.get_group_store().set("key", "value")
+    assert store.get("key") == b"value"
+    del group, found
+    with pytest.raises(RuntimeError, match="already been destroyed"):
+        resolve("meshfuse test")
+
+
+def joined(monkeypatch: pytest.MonkeyPatch, missing: str, *others: list[int]) -> str:
+    """Why rank 4, first of its team, has no transport; None on all ranks if for any."""
+    monkeypatch.setattr(symmetric, "_missing_here", lambda: missing)
+
+    def gather(mine: Sequence[int], purpose: str) -> list[list[int]]:
+        assert purpose == "symmetric memory"
+        return [list(mine), *(other if len(mine) == 2 else [1] for other in others)]
+
+    team = tuple(range(4, 5 + len(others)))
+    transport, reason = join_transport(gather, team, 4, torch.device("cpu"), dist.HashStore())
+    assert transport is None
+    return reason
+
+
+def test_one_rank_without_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert joined(monkeypatch, "there is no CUDA device", [1, 7]) == "there is no CUDA device"
+    assert joined(monkeypatch, "", [1, 7], [0, 7]) == "rank 6 has no symmetric memory"
+
+
+def test_hosts_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert joined(monkeypatch, "", [1, 7]) == "they are not on one host"
+
+
+def test_a_failure_to_open_memory_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All were able to, but here the driver is missing when it comes to it."""
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no memory\nat all")
+
+    monkeypatch.setattr(symmetric, "SymmetricTransport", fail)
+    monkeypatch.setattr(symmetric, "crc32", lambda text: 7)
+    assert joined(monkeypatch, "", [1, 7]) == "no memory"
