@@ -12,9 +12,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from host_loops import STREAM, Definition, chunks, define, dense, host_program, loops
 from meshfuse import FusionDefinition
+from meshfuse.base.errors import InvariantError
 from meshfuse.expr import const
+from meshfuse.host.check import check_host_program
+from meshfuse.host.faults import FaultKind
 from meshfuse.host.memory_use import memory_use
-from meshfuse.host.nodes import Allocate, Chunk, Launch, all_nodes
+from meshfuse.host.nodes import Allocate, Chunk, Clear, Evaluate, Launch, all_nodes
+from meshfuse.host.parser import parse_host_program
+from meshfuse.host.printer import print_host_program
+from meshfuse.host.verify import verify_host_program
 from meshfuse.ir.axes import TensorName
 from sharded_runs import integers, without_kernels
 
@@ -24,11 +30,12 @@ def allocated(body: Sequence[object]) -> list[str]:
 
 
 def products(call: Callable[[], object]) -> list[list[list[int]]]:
-    """The shapes of the operands of each `mm` that torch runs."""
+    """The shapes of the operands of each product of matrices that torch runs."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
         call()
-    events = [event for event in found.events() or () if event.name == "aten::mm"]
-    return [[shape for shape in event.input_shapes if shape][:2] for event in events]
+    first = {"aten::mm": 0, "aten::addmm_": 1}
+    events = [event for event in found.events() or () if event.name in first]
+    return [event.input_shapes[first[event.name] :][:2] for event in events]
 
 
 # Which loops.
@@ -198,7 +205,9 @@ def test_operations_that_know_where_they_stand_are_made_as_a_whole() -> None:
     fd, a, b = define(build), integers(4, 3), integers(2, 3)
     assert torch.equal(fd.execute([a, b])[0], torch.cat([a, b]))
     assert loops(host_program(fd, [a, b])) == []
-    assert "T2: not_streamed: it is made as a whole: chunks of what Cat" in fd.explain()
+    assert (
+        "T2: not_streamed: it is made as a whole: no operand of Cat has that axis" in fd.explain()
+    )
 
 
 # Sizes.
@@ -265,6 +274,70 @@ def test_a_sum_within_chunks_is_a_loop_within_a_loop() -> None:
     outer, inner = loops(host_program(fd, [a, b]))
     assert inner in outer.body
     assert allocated(outer.body) == ["T2_j0"]
+
+
+def nested_sum(fd: FusionDefinition) -> None:
+    """Chunks of what is summed outside, of rows inside."""
+    c = fd.ops.matmul(dense(fd, 5, 7), dense(fd, 7, 6))
+    chunks(c, 2, 3)
+    c.reorder({2: 0})
+    chunks(c, 1, 2)
+    fd.add_output(c)
+
+
+def test_a_chunk_of_a_sum_is_added_to_in_a_loop_within() -> None:
+    """The first iteration of the outer loop writes both chunks of rows."""
+    fd, a, b = define(nested_sum), integers(5, 7), integers(7, 6)
+    assert torch.equal(fd.execute([a, b])[0], a @ b)
+    outer, inner = loops(host_program(fd, [a, b]))
+    [added] = [node for node in inner.body if isinstance(node, Evaluate)]
+    assert added.sum_over == outer.index
+    assert [shapes[0] for shapes in products(lambda: fd.execute([a, b]))][:2] == [[3, 3], [2, 3]]
+
+
+def summed(fd: FusionDefinition) -> None:
+    x = dense(fd, 7, 5)
+    c = fd.ops.sum(fd.ops.mul(x, x), [0])
+    chunks(c, 0, 3)
+    fd.add_output(c)
+
+
+def test_the_first_iteration_writes_a_sum_and_only_kernels_want_zeros() -> None:
+    fd, x = define(summed), integers(7, 5)
+    for kernels in (True, False):
+        host = host_program(fd, [x], kernels=kernels)
+        assert any(isinstance(node, Clear) for node in host.body) == kernels
+        with nullcontext() if kernels else without_kernels():
+            assert torch.equal(fd.execute([x])[0], (x * x).sum(0))
+
+
+@pytest.mark.parametrize("size", [0, 1, 7])
+def test_a_sum_of_no_iterations_is_zero(size: int) -> None:
+    def build(fd: FusionDefinition) -> None:
+        a, b = (fd.define_tensor([-1, -1], contiguity=[True, True]) for _ in range(2))
+        c = fd.ops.matmul(a, b)
+        c.inner_split(2, 3)
+        c.axis(2).parallelize(STREAM)
+        fd.add_output(c)
+
+    a, b = integers(5, size), integers(size, 6)
+    assert torch.equal(define(build).execute([a, b])[0], a @ b)
+
+
+def test_the_checker_knows_which_iteration_writes() -> None:
+    """Each iteration of the outer loop has a buffer, which the first inner one writes."""
+
+    def build(fd: FusionDefinition) -> None:
+        c = fd.ops.matmul(dense(fd, 5, 7), dense(fd, 7, 6))
+        chunks(c, 0, 2)
+        chunks(c, 3, 3)
+        fd.add_output(fd.ops.relu(c))
+
+    text = print_host_program(host_program(define(build), [integers(5, 7), integers(7, 6)]))
+    wrong = parse_host_program(text.replace("sum_over=j1", "sum_over=j0"))
+    assert [fault.kind for fault in check_host_program(wrong)] == [FaultKind.unwritten_read]
+    with pytest.raises(InvariantError, match="no such loop"):
+        verify_host_program(parse_host_program(text.replace("sum_over=j1", "sum_over=j9")))
 
 
 def test_who_reads_a_sum_or_a_whole_outside_gets_a_kernel() -> None:

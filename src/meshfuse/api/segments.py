@@ -61,7 +61,7 @@ def segments_of(segmented: SegmentedProgram) -> list[DefinitionSegment]:
     """
     loop = next((item for item in segmented.items if isinstance(item, Loop)), None)
     if loop is not None:
-        made = ", ".join([*loop.made, *dict.fromkeys(loop.sums.values())])
+        made = ", ".join([*loop.made, *loop.wholes.values(), *dict.fromkeys(loop.sums.values())])
         raise Unsupported(
             f"segment: {made} is made chunk by chunk, in a loop around segments; execute the "
             "definition as a whole"

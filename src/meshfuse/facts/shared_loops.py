@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from meshfuse.facts.axis_map import operand_axis_map
 from meshfuse.facts.facts import tensor_outputs
@@ -58,9 +58,9 @@ def share_loop(program: Program, exprs: Sequence[Expr], depth: int = 0) -> bool:
     if any((own.span, own.rotation) != (first.span, first.rotation) for (own,) in loops):
         return False
     made = {
-        out: own.axis if not own.is_reduced else None
-        for expr, (own,) in zip(exprs, loops, strict=True)
-        for out in tensor_outputs(program, expr)
+        out: own.axis if own is not None and not own.is_reduced else None
+        for expr in exprs
+        for out, own in _results(program, expr, depth)
     }
     for expr, (own,) in zip(exprs, loops, strict=True):
         out = tensor_outputs(program, expr)[0]
@@ -71,6 +71,17 @@ def share_loop(program: Program, exprs: Sequence[Expr], depth: int = 0) -> bool:
             if carried is None or carried != made[TensorName(str(operand))]:
                 return False
     return True
+
+
+def _results(
+    program: Program, expr: Expr, depth: int = 0
+) -> Iterator[tuple[TensorName, Stream | None]]:
+    """The results of an expression with their loops, `depth` loops further in: None for one that
+    has no such axis."""
+    first, *others = tensor_outputs(program, expr)
+    yield first, next(iter(loops_of(program, expr)[depth:]), None)
+    for out in others:
+        yield out, next(iter(streams_of(program, out)[depth:]), None)
 
 
 def share_loops(program: Program, exprs: Sequence[Expr]) -> bool:
@@ -95,7 +106,7 @@ def _chunks_touched(program: Program, exprs: Iterable[Expr]) -> set[tuple[Tensor
     for expr in exprs:
         out = tensor_outputs(program, expr)[0]
         own = loops_of(program, expr)[0]
-        found.add((out, own.axis))
+        found.update((name, loop.axis) for name, loop in _results(program, expr) if loop)
         for position, operand in enumerate(expr.ins):
             if is_tensor(program, operand):
                 carried = cut_operand(program, expr, position, out, own)

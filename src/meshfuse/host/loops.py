@@ -48,7 +48,7 @@ def chunk_program(program: Program) -> Program:
 @dataclass(slots=True)
 class _Forming:
     """The program so far, and the names that sizes have, those of loops among them. `kept`: chunks
-    of what exists outside of the loop that makes them."""
+    of what exists outside of the loop that makes them, and what they are by other names in it."""
 
     program: Program
     taken: frozenset[str]
@@ -110,13 +110,14 @@ def _loop(work: _Forming, group: Sequence[Segment]) -> Loop:
     stream = loops_of(work.program, exprs[0])[0]
     index, work.taken = _fresh_index(work.taken, work.program, exprs)
     chunked = chunk_exprs(work.program, exprs, index, work.kept)
-    work.kept |= set(chunked.kept)
+    work.kept |= {*chunked.kept, *chunked.sums, *chunked.wholes}
     work.program = _in_place(chunked, exprs)
     parts = [taking for part in group for taking in _parts(work.program, part, chunked, exprs)]
     slices = tuple(Slice(name, *found) for name, found in chunked.slices.items())
     sums = {**chunked.sums_so_far, **chunked.sums}
     body = tuple(_form(work, parts))
-    return Loop(index, stream.span.count, slices, tuple(chunked.made), sums, body)
+    made, wholes = tuple(chunked.made), chunked.wholes
+    return Loop(index, stream.span.count, slices, made, sums, wholes, body)
 
 
 def _in_place(chunked: Chunked, exprs: Sequence[Expr]) -> Program:
@@ -148,7 +149,7 @@ def _extracted(
     Its results are, besides chunks that others in the loop read, those of what exists outside.
     """
     taking = {id(old): new for old, new in zip(exprs, chunked.exprs, strict=True)}
-    results = tuple(Output(name) for name in (*chunked.kept, *chunked.sums))
+    results = tuple(Output(n) for n in (*chunked.kept, *chunked.sums, *chunked.wholes))
     fusion = replace(program.fusion, outputs=(*program.fusion.outputs, *results))
     found = [new for old in part for new in taking.get(id(old), (old,))]
     return extract(replace(program, fusion=fusion), found)

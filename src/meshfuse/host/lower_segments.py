@@ -11,7 +11,7 @@ from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import NO_OPTIONS, Options
 from meshfuse.dist.executors import CommunicationExecutor
-from meshfuse.expr import IntExpr
+from meshfuse.expr import IntExpr, const, known_less
 from meshfuse.facts.facts import Facts, tensor_operands, tensor_outputs
 from meshfuse.facts.layout import is_contiguous, layout_of, local_bytes, without_single
 from meshfuse.facts.moved_parts import packing_reason, slices_in_place
@@ -42,7 +42,7 @@ from meshfuse.ir.comm import (
     ReduceScatter,
 )
 from meshfuse.ir.mesh import DeviceMesh
-from meshfuse.ir.ops import Expr, Linear, MatMul, Pointwise, Reduction, Set
+from meshfuse.ir.ops import Cast, Expr, Linear, MatMul, Pointwise, Reduction, Set
 from meshfuse.ir.printer import print_expr
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import map_names
@@ -69,8 +69,10 @@ class _Lowering:
     """What segments are lowered with, and how many communications there are so far.
 
     `slices` are the chunks that are views, by name; `sums` the tensors that iterations add to, by
-    the names that they have in the loop; `shown`: slices that are there at this place. `delivered`
-    are chunks that go to other ranks as they are made, out of memory that those can read.
+    the names that they have in the loop, and `sum_loops` those loops; of these tensors, `begun` are
+    written by the first iteration. `wholes`: what each iteration makes alike, by name in the loop.
+    `shown`: slices that are there at this place. `delivered` are chunks that go to other ranks as
+    they are made, out of memory that those can read.
     """
 
     program: Program
@@ -80,6 +82,9 @@ class _Lowering:
     number: int = 0
     slices: dict[TensorName, Slice] = field(default_factory=dict[TensorName, Slice])
     sums: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
+    sum_loops: dict[TensorName, Loop] = field(default_factory=dict[TensorName, Loop])
+    begun: set[TensorName] = field(default_factory=set[TensorName])
+    wholes: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
     shown: frozenset[TensorName] = frozenset()
     delivered: frozenset[TensorName] = frozenset()
 
@@ -89,9 +94,23 @@ class _Lowering:
             return Allocate(name, MemoryType.symmetric, local_bytes(self.program, name))
         return _allocate(self.program, name)
 
+    def sum_name(self, name: TensorName) -> TensorName | None:
+        """The name in `sums` of what `name` is, or a chunk of it."""
+        while name in self.slices:
+            name = self.slices[name].src
+        return name if name in self.sums else None
+
     def exists(self, name: TensorName) -> bool:
         """Whether a result has memory already."""
-        return name in self.slices or name in self.sums
+        return name in self.slices or self.memory_name(name) != name
+
+    def writes(self, name: TensorName) -> bool:
+        """Whether a result is written into memory that exists or is allocated for it."""
+        return self.exists(name) or name in self.delivered
+
+    def memory_name(self, name: TensorName) -> TensorName:
+        """The name outside of what a loop adds to or makes alike, else the name itself."""
+        return self.wholes.get(name) or self.sums.get(name, name)
 
     def show(self, names: Sequence[TensorName]) -> Iterator[Chunk]:
         """Those of `names` that are slices and not there yet."""
@@ -100,7 +119,8 @@ class _Lowering:
             if found is not None and name not in self.shown:
                 yield from self.show([found.src])
                 self.shown |= {name}
-                yield Chunk(name, found.src, found.axis, found.start)
+                src = self.memory_name(found.src)
+                yield Chunk(name, src, found.axis, found.start)
 
 
 def lower_segments(
@@ -133,19 +153,24 @@ def _lower(work: _Lowering, items: Sequence[Segment | Loop]) -> Iterator[Node]:
 
 
 def _lower_loop(work: _Lowering, loop: Loop) -> Iterator[Node]:
-    """The loop, behind the memory of what it makes."""
-    yield from work.show(loop.made)
-    yield from (_allocate(work.program, name) for name in loop.made if name not in work.slices)
-    for name in dict.fromkeys(loop.sums.values()):
-        yield from work.show([name])
-        if name not in work.slices:
-            yield _allocate(work.program, name)
-        yield Clear(name)
+    """The loop, behind the memory of what it makes.
+
+    Sums begin with zeros where a kernel adds to them, for it always reads them, and where there may
+    be no iteration; else the first iteration writes them. So do what each iteration makes alike.
+    """
+    sums = dict.fromkeys((*loop.sums.values(), *loop.wholes.values()))
+    yield from work.show((*loop.made, *sums))
+    made = (name for name in (*loop.made, *sums) if not work.exists(name))
+    yield from (_allocate(work.program, name) for name in made)
     shown = work.shown
     work.slices.update({found.out: found for found in loop.slices})
     work.sums.update(loop.sums)
+    work.wholes.update(loop.wholes)
+    work.sum_loops.update(dict.fromkeys(loop.sums, loop))
     body = tuple(_lower(work, loop.body))
     work.shown = shown
+    begun = work.begun if known_less(const(0), loop.count) else set[TensorName]()
+    yield from (Clear(name) for name in sums if name not in begun)
     yield ForLoop(IndexName(loop.index.name), loop.count, body)
 
 
@@ -161,7 +186,7 @@ def _lower_kernel(work: _Lowering, lowered: LoweredKernel) -> Iterator[Node]:
             yield work.allocate(name)
     yield Launch(
         KernelName(kernel.name),
-        tuple(work.sums.get(name, name) for name in names),
+        tuple(map(work.memory_name, names)),
         tuple(ScalarName(scalar.name) for scalar in kernel.scalars),
         {name: lowered.sizes[name] for name in kernel.sizes if name in lowered.sizes},
     )
@@ -171,33 +196,43 @@ def _lower_evaluation(work: _Lowering, segment: Segment) -> Iterator[Node]:
     """What goes into memory that exists, or that peers read, is an evaluation of its own."""
     program, waiting = segment.program, list[Expr]()
     for expr in program.fusion.exprs:
-        yield from work.show(tensor_operands(program, expr))
-        outs = tensor_outputs(program, expr)
-        known = (out for out in outs if work.exists(out) or out in work.delivered)
-        out = next(known, None)
-        if out is None:
+        outs = [out for out in tensor_outputs(program, expr) if work.writes(out)]
+        total = next(filter(None, map(work.sum_name, outs)), None)
+        if total is None:
+            yield from work.show(tensor_operands(program, expr))
+        if not outs:
             waiting.append(expr)
             continue
-        into, made = work.sums.get(out, out), TensorName(f"{out}{MADE}")
-        writing = map_names(expr, {n: work.sums[n] for n in work.sums.keys() & {*expr.ins}})
-        if not _writes_into(writing):
-            waiting.append(map_names(writing, {out: made}))
-            writing = Set(out, made)
+        writers = _take_writers(waiting, expr, outs, is_sum=total is not None)
         if waiting:
             yield Evaluate(body=tuple(waiting))
             waiting.clear()
-        yield from work.show([out])
-        if not work.exists(out):
-            yield work.allocate(out)
-        yield Evaluate(into=into, body=(map_names(writing, {out: into}),))
+        sum_over = None if total is None else IndexName(work.sum_loops[total].index.name)
+        work.begun.update(map(work.memory_name, [total] if total else outs))
+        for out, writer in writers.items():
+            yield from work.show([out])
+            into = work.memory_name(out)
+            if not work.exists(out):
+                yield work.allocate(out)
+            yield Evaluate(into, (map_names(writer, {writer.outs[0]: into}),), sum_over)
     if waiting:
         yield Evaluate(body=tuple(waiting))
 
 
-def _writes_into(expr: Expr) -> bool:
-    """Whether torch writes the result into memory that exists: see evaluate_into."""
-    is_binary = isinstance(expr, Pointwise) and len(expr.args) == 2
-    return is_binary or isinstance(expr, Linear | MatMul | Reduction | Set)
+def _take_writers(
+    waiting: list[Expr], expr: Expr, outs: Sequence[TensorName], *, is_sum: bool
+) -> dict[TensorName, Expr]:
+    """What is written into each of `outs`, or added to a sum; what that is made of is left in
+    `waiting`."""
+    if is_sum:  # out = add(what it was, term)
+        (out,), term = outs, TensorName(str(expr.ins[1]))
+        is_made_here = waiting and waiting[-1].outs == (term,)
+        return {out: waiting.pop() if is_made_here else Set(out, term)}
+    if isinstance(expr, Cast | Linear | MatMul | Pointwise | Reduction | Set):
+        return {outs[0]: expr}
+    made = {out: TensorName(f"{out}{MADE}") for out in outs}
+    waiting.append(map_names(expr, dict(made.items())))
+    return {out: Set(out, name) for out, name in made.items()}
 
 
 # Communications.

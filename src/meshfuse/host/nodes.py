@@ -115,11 +115,18 @@ class Launch:
 class Evaluate:
     """Run expressions one by one through torch, on local shapes, binding each output to its result.
 
-    With `into` the body is one `set` under that name: it is copied into the existing buffer.
+    With `into` the body is one expression of that name, whose result is written into the existing
+    buffer. `sum_over` is the index of a loop around it: only the first iteration writes, later ones
+    add the result to what the buffer has.
     """
 
     into: TensorName | None = None
     body: Block[tuple[Expr, ...]] = ()
+    sum_over: IndexName | None = None
+
+    def adds(self, indices: Mapping[str, int]) -> bool:
+        """Whether the result is added, at these indices of the loops."""
+        return self.sum_over is not None and indices[self.sum_over] > 0
 
 
 @final

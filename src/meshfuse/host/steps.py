@@ -44,8 +44,9 @@ from meshfuse.host.transfer_step import (
     find_delivery,
 )
 from meshfuse.host.uses import names_defined, names_needed
-from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.ir.axes import TensorName
 from meshfuse.runtime.allocate import as_dense, dense_strides
+from meshfuse.runtime.bound_exprs import Scope
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.evaluate_ops import Environment
 from meshfuse.runtime.executors import ALONE_IDS, ExecutorIds, ExprEvalExecutor, KernelExecutor
@@ -292,13 +293,11 @@ class Result:
 @final
 @frozen_dataclass
 class EvaluateStep(Step):
-    """`given`: what is written into a tensor that exists. `extents`: shapes of the `results`."""
+    """`extents`: shapes of the `results`."""
 
     executor: ExprEvalExecutor
+    node: Evaluate
     names: Names
-    reads: tuple[tuple[TensorName | ScalarName, int], ...]
-    writes: tuple[tuple[TensorName | ScalarName, int], ...]
-    given: tuple[TensorName, ...]
     results: tuple[Result, ...]
     extents: tuple[IntExpr, ...]
     rank: int
@@ -306,22 +305,34 @@ class EvaluateStep(Step):
     traced: Traced | None
 
     def bind(self, sizes: Sizes) -> Action:
-        executor, names, given = self.executor, self.names, self.given
-        reads, writes, rank, device = self.reads, self.writes, self.rank, self.device
+        names = self.names
+        env = Environment(
+            names.dtypes,
+            names.shapes,
+            dict(sizes.symbols),
+            {},
+            None,
+            names.placed,
+            self.rank,
+            self.device,
+        )
+        is_added = self.node.adds(sizes.symbols)
+        run = self.executor.bind(Scope(names.slots, env), self.node.into, is_added=is_added)
+        if not self.results:
+            return run
         values = iter(sizes.values)
-        wanted = [(result, tuple(islice(values, result.rank))) for result in self.results]
+        wanted = [
+            (result.slot, shape, dense_strides(shape, result.order), result)
+            for result in self.results
+            for shape in [tuple(islice(values, result.rank))]
+        ]
 
         def evaluate(slots: Slots) -> None:
-            have = {name: slots[i] for name, i in reads}
-            symbols = dict(sizes.symbols)
-            env = Environment(
-                names.dtypes, names.shapes, symbols, have, None, names.placed, rank, device
-            )
-            executor.run_into(env, given)
-            for name, i in writes:
-                slots[i] = have[name]
-            for result, shape in wanted:
-                slots[result.slot] = _as_wanted(slots[result.slot], result, shape)
+            run(slots)
+            for slot, shape, strides, result in wanted:
+                value = slots[slot]
+                if value.stride() != strides or value.shape != shape or value.dtype != result.dtype:
+                    slots[slot] = _as_wanted(value, result, shape)
 
         return evaluate
 
@@ -347,10 +358,8 @@ def _(node: Evaluate, binding: Binding) -> Step:
     results = _results_read(node, binding)
     return EvaluateStep(
         executor,
+        node,
         binding.names,
-        tuple((name, slots[name]) for name in reads),
-        tuple((name, slots[name]) for name in made),
-        () if node.into is None else (node.into,),
         results,
         tuple(extent for r in results for extent in binding.program.buffers[r.name].shape),
         binding.rank,

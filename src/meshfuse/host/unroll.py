@@ -8,6 +8,7 @@ from dataclasses import replace
 from meshfuse.expr import const_value, evaluate
 from meshfuse.host.nodes import (
     Communicate,
+    Evaluate,
     ForLoop,
     HostProgram,
     Node,
@@ -43,20 +44,26 @@ def unrolled(program: HostProgram) -> HostProgram:
     if not any(isinstance(node, ForLoop) for node in all_nodes(program.body)):
         return program
     stride = sum(isinstance(node, Communicate) for node in all_nodes(program.body))
-    return replace(program, body=tuple(_unrolled(program.body, 0, stride)))
+    return replace(program, body=tuple(_unrolled(program.body, 0, stride, {})))
 
 
-def _unrolled(body: Iterable[Node], iteration: int, stride: int) -> Iterator[Node]:
+def _unrolled(
+    body: Iterable[Node], iteration: int, stride: int, indices: Mapping[str, int]
+) -> Iterator[Node]:
+    """What adds to a sum writes it in the first iteration."""
     for node in body:
         match node:
             case ForLoop(count=count):
                 known = const_value(count)
                 shown = _SHOWN if known is None else min(known, _SHOWN)
                 for k in range(shown):
-                    yield from _unrolled(node.body, iteration * shown + k, stride)
+                    inside = {**indices, node.index: k}
+                    yield from _unrolled(node.body, iteration * shown + k, stride, inside)
             case OnStream(body=body):
-                yield replace(node, body=tuple(_unrolled(body, iteration, stride)))
+                yield replace(node, body=tuple(_unrolled(body, iteration, stride, indices)))
             case Communicate(number=number) | Wait(number=number):
                 yield replace(node, number=number + iteration * stride)
+            case Evaluate() if not node.adds(indices):
+                yield replace(node, sum_over=None)
             case _:
                 yield node

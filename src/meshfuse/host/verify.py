@@ -23,6 +23,7 @@ from meshfuse.host.nodes import (
 from meshfuse.host.printer import print_node
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
+from meshfuse.kernel.nodes import IndexName
 
 
 def verify_host_program(program: HostProgram) -> None:
@@ -31,6 +32,7 @@ def verify_host_program(program: HostProgram) -> None:
     alive.update(() if program.random is None else program.random.outs)
     _verify_body(program, program.body, alive, set())
     _check_events(program.body)
+    _check_sums(program.body, ())
     for output in program.outputs:
         if output.buffer not in alive and output.alias is None:
             raise InvariantError(f"output {output.buffer} does not exist at the end")
@@ -78,6 +80,21 @@ def _check_events(body: Sequence[Node]) -> None:
     for node in all_nodes(body):
         if isinstance(node, WaitEvent) and node.event not in recorded:
             raise InvariantError(f"{print_node(node)}: nothing records this event")
+
+
+def _check_sums(body: Sequence[Node], indices: tuple[IndexName, ...]) -> None:
+    """What is added to is a buffer, over a loop among those around it, which have `indices`."""
+    for node in body:
+        match node:
+            case ForLoop(index, _, inside):
+                _check_sums(inside, (*indices, index))
+            case OnStream(body=inside):
+                _check_sums(inside, indices)
+            case Evaluate(into, _, sum_over) if sum_over is not None:
+                if into is None or sum_over not in indices:
+                    raise InvariantError(f"{print_node(node)}: no such loop, or nothing to add to")
+            case _:
+                pass
 
 
 def _check_iteration(

@@ -163,6 +163,8 @@ class VirtualDevice:
                 continue
             for name in read_names(expr):
                 self._read(name)
+            if node.into is not None and node.sum_over is not None:  # not in a first iteration
+                self._read(node.into)
             self._define(expr, node.into)
 
     def _define(self, expr: Expr, into: TensorName | None) -> None:

@@ -22,6 +22,7 @@ from meshfuse.facts.streams import (
     Stream,
     cut_axis,
     stream_leaves,
+    streams_of,
 )
 from meshfuse.ir.axes import AxisName, IterDomain, TensorName
 from meshfuse.ir.comm import AllGather, Communication, Deliver, Fetch, ReduceScatter
@@ -31,7 +32,7 @@ from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.ops import Expr, Operand, Pointwise
 from meshfuse.ir.program import Program
 from meshfuse.ir.replay import clone_tensor, without_reductions
-from meshfuse.ir.rewrite import add_tensor, map_names, read_names
+from meshfuse.ir.rewrite import Name, add_tensor, map_names, read_names
 from meshfuse.ir.schedule import Split, Step, Swizzle1d
 from meshfuse.passes.apply_sharding import new_sharded_tensor
 from meshfuse.passes.operands import with_operands
@@ -46,6 +47,8 @@ class Chunked:
     `slices`: chunks of tensors that exist outside, each with that tensor, the place of the axis and
     where it begins. Of those, `made` are made in the loop. `sums`: tensors that iterations add to,
     by the name of the result of the addition; `sums_so_far`: by the name of what is added to.
+    `wholes`: tensors without the axis, which each iteration makes alike, by the name of what it
+    makes.
     """
 
     program: Program
@@ -57,6 +60,7 @@ class Chunked:
     made: list[TensorName] = field(default_factory=list[TensorName])
     sums: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
     sums_so_far: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
+    wholes: dict[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
     names: dict[tuple[TensorName, AxisName], TensorName] = field(
         default_factory=dict[tuple[TensorName, AxisName], TensorName]
     )
@@ -90,8 +94,8 @@ def chunk_exprs(
 
 
 def _rewritten(work: Chunked, expr: Expr, outside: set[TensorName]) -> Iterator[Expr]:
-    (out,) = tensor_outputs(work.program, expr)
-    stream = loops_of(work.program, expr)[0]
+    outs = tensor_outputs(work.program, expr)
+    out, stream = outs[0], loops_of(work.program, expr)[0]
     operands: list[Operand] = list(expr.ins)
     for position, operand in enumerate(expr.ins):
         if is_tensor(work.program, operand):
@@ -109,15 +113,27 @@ def _rewritten(work: Chunked, expr: Expr, outside: set[TensorName]) -> Iterator[
             chunk = _chunk_made(work, out, stream, is_kept=out in outside)
             taking = Fetch(chunk, expr.src, expr.mesh_axis, owner)
         case _:
-            is_kept = out in outside and not stream.is_reduced
-            chunk = _chunk_made(work, out, stream, is_kept=is_kept)
-    yield map_names(taking, {out: chunk})
+            chunk = _result_made(work, out, is_kept=out in outside)
+    others = {name: _result_made(work, name, is_kept=name in outside) for name in outs[1:]}
+    renamed: dict[Name, Name] = {out: chunk, **others}
+    yield map_names(taking, renamed)
     if stream.is_reduced:
         before, after = (
             _like(work, out, TensorName(f"{chunk}_{when}")) for when in ("before", "after")
         )
         work.sums[after] = work.sums_so_far[before] = out
         yield Pointwise(after, "add", (before, chunk))
+
+
+def _result_made(work: Chunked, out: TensorName, *, is_kept: bool) -> TensorName:
+    """The tensor for what an iteration makes of `out`. One without the axis it makes as a whole."""
+    streams = streams_of(work.program, out)
+    if streams:
+        return _chunk_made(work, out, streams[0], is_kept=is_kept and not streams[0].is_reduced)
+    name = _like(work, out, _fresh(work, out))
+    if is_kept:
+        work.wholes[name] = out
+    return name
 
 
 def _read_by(work: Chunked, expr: Expr, stream: Stream) -> Stream:

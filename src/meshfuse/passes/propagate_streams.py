@@ -6,11 +6,12 @@ T2 = matmul(T1, ..), rows of T2 in 4 chunks; T1 = all_gather(T0)   ->   rows of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshfuse.base.trace import Note
 from meshfuse.expr import IntExpr, ceildiv, const, const_value, known_equal, mul
+from meshfuse.facts.axis_map import output_places
 from meshfuse.facts.digits import digits_above
 from meshfuse.facts.facts import tensor_outputs
 from meshfuse.facts.peers import delivered_stream, is_fetched, span_read
@@ -34,15 +35,22 @@ from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.ops import (
     Broadcast,
     Cast,
+    Expand,
     Expr,
     Linear,
+    Literal,
     MatMul,
+    Operand,
     Permute,
     Pointwise,
     Reduction,
+    Reshape,
     Set,
     Squeeze,
+    Welford,
 )
+from meshfuse.ir.ops_attention import SdpfaBwd, SdpfaFwd
+from meshfuse.ir.ops_indexing import Cat, IndexSelect, Pad, Scan, Slice, TakeAlongAxis, TopK
 from meshfuse.ir.program import Program, fresh_name
 from meshfuse.ir.schedule import Merge, Schedule, Split, Swizzle1d
 
@@ -53,16 +61,29 @@ IN_LOOPS = (
     AllReduce,
     Broadcast,
     Cast,
+    Cat,
+    Expand,
+    IndexSelect,
     Linear,
     MatMul,
+    Pad,
     Permute,
     Pointwise,
     ReduceScatter,
     Reduction,
+    Reshape,
+    Scan,
+    SdpfaBwd,
+    SdpfaFwd,
     Set,
+    Slice,
     Squeeze,
+    TakeAlongAxis,
+    TopK,
+    Welford,
 )
-"""Expressions that make the same of a chunk, wherever it stands in the whole."""
+"""Expressions that make the same of a chunk, wherever it stands in the whole: along axes that they
+carry from an operand. Random numbers are made of places in the whole."""
 
 
 def propagate_streams(program: Program) -> tuple[Program, tuple[Note, ...]]:
@@ -82,9 +103,11 @@ def propagate_streams(program: Program) -> tuple[Program, tuple[Note, ...]]:
         for out in tensor_outputs(program, expr):
             program = _without_illegal(program, expr, out, notes)
     for expr in program.fusion.exprs:
-        program = _spread_forward(program, expr)
+        program = _spread_aside(_spread_forward(program, expr), expr)
     for expr in reversed(program.fusion.exprs):
-        program = _spread_backward(program, expr)
+        program = _spread_backward(_spread_aside(program, expr), expr)
+    for expr in program.fusion.exprs:
+        program = _without_single(program, expr, notes)
     for expr in program.fusion.exprs:
         delivered = delivered_stream(program, expr)
         if isinstance(delivered, str):
@@ -176,6 +199,8 @@ def _reason_against(program: Program, expr: Expr, out: TensorName, stream: Strea
         return None
     if isinstance(expr, Communication) and stream.rotation is not None:
         return "ranks would communicate different chunks"
+    if isinstance(expr, SdpfaFwd | SdpfaBwd) and not _is_zero(expr.dropout_p):
+        return "what dropout drops depends on where it stands"
     if stream.is_reduced and not _is_sum(expr):
         return "only plain sums and contractions without a bias add up over a loop"
     carried = False
@@ -198,6 +223,67 @@ def _is_sum(expr: Expr) -> bool:
     if isinstance(expr, Reduction):
         return expr.function == "sum"
     return isinstance(expr, MatMul) or (isinstance(expr, Linear) and expr.bias is None)
+
+
+def _is_zero(operand: Operand) -> bool:
+    return isinstance(operand, Literal) and operand.value == 0
+
+
+# Expressions with several results: all are made in one loop, or none.
+
+
+def _images(
+    program: Program, expr: Expr, out: TensorName, axis: AxisName
+) -> dict[TensorName, AxisName]:
+    """`axis` of a result, and what it is in the other results that have it."""
+    places = {name: output_places(expr, program, name) for name in tensor_outputs(program, expr)}
+    own = [a.name for a in program.tensor(out).maybe_root]
+    place = places[out][own.index(axis)]
+    return {
+        name: program.tensor(name).maybe_root[found.index(place)].name
+        for name, found in places.items()
+        if place is not None and place in found
+    }
+
+
+def _spread_aside(program: Program, expr: Expr) -> Program:
+    """Results without a stream leaf take those of the first that has some."""
+    outs = tensor_outputs(program, expr)
+    first = next((out for out in outs if stream_leaves(program, out)), None)
+    if first is None or len(outs) == 1:
+        return program
+    for stream in _offered(program, first):
+        for name, axis in _images(program, expr, first, stream.axis).items():
+            if len(stream_leaves(program, name)) < len(stream_leaves(program, first)):
+                program = _take(program, expr, name, axis, stream)
+    return program
+
+
+def _without_single(program: Program, expr: Expr, notes: list[Note]) -> Program:
+    """No leaves on the results of an expression that are not in the same loops."""
+    outs = tensor_outputs(program, expr)
+    if len(outs) < 2 or _have_same_loops(program, expr, outs):
+        return program
+    for out in outs:
+        for leaf in stream_leaves(program, out):
+            program = unbind_stream(program, out, leaf)
+            others = ", ".join(name for name in outs if name != out)
+            why = f"it is made as a whole: {others} of the same operation cannot be in its loop"
+            notes.append(Note(STAGE, out, "not_streamed", why))
+    return program
+
+
+def _have_same_loops(program: Program, expr: Expr, outs: Sequence[TensorName]) -> bool:
+    first = streams_of(program, outs[0])
+    wanted: dict[TensorName, list[tuple[AxisName, Span, Rotation | None]]] = {}
+    for own in first:
+        for name, axis in _images(program, expr, outs[0], own.axis).items():
+            wanted.setdefault(name, []).append((axis, own.span, own.rotation))
+    return all(
+        [(own.axis, own.span, own.rotation) for own in streams_of(program, out)]
+        == wanted.get(out, [])
+        for out in outs
+    )
 
 
 # Spreading.

@@ -50,6 +50,7 @@ from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import read_names
 from meshfuse.ir.rfactor import is_part
 from meshfuse.ir.terms import Terms
+from meshfuse.runtime.contractions import batched_linear
 from meshfuse.runtime.evaluate_parts import combine_moments, evaluate_part
 from meshfuse.runtime.torch_functions import TORCH_FUNCTIONS
 from meshfuse.runtime.torch_types import held_torch_dtype, item_of, to_torch_dtype
@@ -175,7 +176,7 @@ def evaluate_program(program: Program, inputs: Sequence[Value]) -> list[torch.Te
         for expr in fusion.exprs:
             if is_part(program, expr):
                 operands = {TensorName(x): env.tensor(TensorName(x)) for x in read_names(expr)}
-                results = evaluate_part(program, expr, operands, env.sizes, _REDUCTIONS)
+                results = evaluate_part(program, expr, operands, env.sizes, REDUCTIONS)
                 env.values.update(zip(expr.outs, results, strict=True))
             else:
                 run_expressions([expr], env)
@@ -208,15 +209,15 @@ def evaluate(expr: Expr, env: Environment) -> tuple[Value, ...]:
 @evaluate.register
 def _(expr: Pointwise, env: Environment) -> tuple[Value, ...]:
     out_dtype = env.dtypes[expr.out]
-    compute = _compute_dtype(expr, env)
-    args = [_convert(arg, compute, env) for arg in expr.args]
+    compute = computing_dtype(expr, env)
+    args = [convert(arg, compute, env) for arg in expr.args]
     if SCALAR_FUNCTIONS[expr.function].rule is ResultRule.select:
-        args[0] = _convert(expr.args[0], DataType.Bool, env)
+        args[0] = convert(expr.args[0], DataType.Bool, env)
     result = TORCH_FUNCTIONS[expr.function](*args).to(to_torch_dtype(out_dtype))
     return (result if expr.out in env.shapes else item_of(result),)
 
 
-def _compute_dtype(expr: Pointwise, env: Environment) -> DataType:
+def computing_dtype(expr: Pointwise, env: Environment) -> DataType:
     """The type the operands are converted to. Bool computes as an integer, as it does in C."""
 
     def lookup(name: TensorName | ScalarName) -> tuple[DataType, bool]:
@@ -229,7 +230,7 @@ def _compute_dtype(expr: Pointwise, env: Environment) -> DataType:
     return DataType.Int if dtype is DataType.Bool else compute_dtype(dtype)
 
 
-def _convert(arg: Operand, dtype: DataType, env: Environment) -> torch.Tensor:
+def convert(arg: Operand, dtype: DataType, env: Environment) -> torch.Tensor:
     """An operand in the type of the computation; scalars become tensors without axes."""
     target = to_torch_dtype(dtype)
     if isinstance(arg, Literal):
@@ -307,11 +308,11 @@ def _(expr: Reshape, env: Environment) -> tuple[Value, ...]:
 def _(expr: Reduction, env: Environment) -> tuple[Value, ...]:
     src = env.tensor(expr.src)
     out_dtype = to_torch_dtype(env.dtypes[expr.out])
-    result = _REDUCTIONS[expr.function](src, expr.axes) if expr.axes else src.clone()
+    result = REDUCTIONS[expr.function](src, expr.axes) if expr.axes else src.clone()
     return (result.to(out_dtype),)
 
 
-def _accumulation_type(dtype: torch.dtype) -> torch.dtype:
+def accumulation_type(dtype: torch.dtype) -> torch.dtype:
     """Integers and bool accumulate in int64, floats of 16 bits in float32."""
     if not dtype.is_floating_point:
         return torch.int64
@@ -319,12 +320,12 @@ def _accumulation_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def _sum(src: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-    return src.sum(axes, dtype=_accumulation_type(src.dtype))
+    return src.sum(axes, dtype=accumulation_type(src.dtype))
 
 
 def _prod(src: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
     for axis in sorted(axes, reverse=True):
-        src = src.prod(axis, dtype=_accumulation_type(src.dtype))
+        src = src.prod(axis, dtype=accumulation_type(src.dtype))
     return src
 
 
@@ -351,7 +352,7 @@ def _limits(src: torch.Tensor, axes: tuple[int, ...], *, lowest: bool) -> torch.
     return src.new_full(kept, limits.min if lowest else limits.max)
 
 
-_REDUCTIONS: dict[str, Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]] = {
+REDUCTIONS: dict[str, Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]] = {
     "sum": _sum,
     "prod": _prod,
     "max": _max,
@@ -389,19 +390,4 @@ def _(expr: Linear, env: Environment) -> tuple[Value, ...]:
     bias = None if expr.bias is None else env.tensor(expr.bias)
     if weight.dim() == 2:
         return (functional.linear(src, weight, bias),)
-    return (_batched_linear(src, weight, bias),)
-
-
-def _batched_linear(
-    src: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """[*batch, k] by [*d, n, k] plus [*d, n] -> [*d, *batch, n], one product per index of d."""
-    groups, (n, k) = weight.shape[:-2], weight.shape[-2:]
-    count = math.prod(groups)  # of -1 torch makes nothing where a size is 0
-    rows = src.reshape(1, math.prod(src.shape[:-1]), k).expand(count, -1, -1)
-    columns = weight.reshape(count, n, k).mT
-    if bias is None:
-        product = torch.bmm(rows, columns)
-    else:
-        product = torch.baddbmm(bias.reshape(count, 1, n), rows, columns)
-    return product.reshape(*groups, *src.shape[:-1], n)
+    return (batched_linear(src, weight, bias),)

@@ -7,7 +7,7 @@ whole programs in host/.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import final
 
 import torch
@@ -26,6 +26,7 @@ from meshfuse.ir.ops import Expr, LibraryExpr
 from meshfuse.ir.printer import op_name
 from meshfuse.ir.program import Program
 from meshfuse.kernel.nodes import IndexName, ValueName
+from meshfuse.runtime.bound_exprs import Scope, Slots, bind_exprs
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.evaluate_into import evaluate_into
 from meshfuse.runtime.evaluate_ops import Environment, run_expressions
@@ -186,6 +187,14 @@ class ExprEvalExecutor(Executor):
 
     def run(self, env: Environment) -> None:
         self.run_into(env, ())
+
+    def bind(
+        self, scope: Scope, into: TensorName | None = None, *, is_added: bool = False
+    ) -> Callable[[Slots], None]:
+        """The expressions for the sizes of `scope`; see bind_exprs."""
+        if self._exprs is None:
+            raise InvariantError(f"{self.work.name} is bound before it is compiled")
+        return bind_exprs(self._exprs, scope, into, is_added=is_added)
 
     def run_into(self, env: Environment, given: Collection[TensorName]) -> None:
         """As `run`, but outputs among `given` exist in `env` and are written to.

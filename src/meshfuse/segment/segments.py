@@ -46,7 +46,8 @@ class Loop:
 
     `slices` are the chunks of tensors that exist outside. Of those, `made` are made here chunk by
     chunk. Other tensors are added up from zero: `sums` has them by the names of what they are
-    before and after an iteration adds to them.
+    before and after an iteration adds to them. `wholes` has those that each iteration makes alike,
+    by the name of what it makes.
     """
 
     index: Symbol
@@ -54,6 +55,7 @@ class Loop:
     slices: tuple[Slice, ...]
     made: tuple[TensorName, ...]
     sums: Mapping[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
+    wholes: Mapping[TensorName, TensorName] = field(default_factory=dict[TensorName, TensorName])
     body: tuple[Segment | Loop, ...] = ()
 
 
