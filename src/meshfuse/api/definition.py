@@ -9,7 +9,7 @@ from typing import Any, overload
 
 import torch
 
-from meshfuse.api.constants import constant
+from meshfuse.api.capture import CapturedProgram, capture_program
 from meshfuse.api.devices import Device
 from meshfuse.api.executor_cache import FusionExecutorCache
 from meshfuse.api.frozen_program import GlobalSizes, given_sizes
@@ -26,26 +26,24 @@ from meshfuse.api.predicted_timeline import predict_timeline
 from meshfuse.api.profiling import FusionProfile
 from meshfuse.api.recording import Call, Recording
 from meshfuse.api.repro import fake_inputs, repro_script
+from meshfuse.api.scalar_inputs import as_input, define_scalar, define_vector
 from meshfuse.api.scheduling import Scheduling
 from meshfuse.api.segments import DefinitionSegment, run_segments, segments_of
 from meshfuse.api.tensor_arguments import read_tensor_arguments
-from meshfuse.api.tensor_view import TensorView, Val, scalar, tensor_view
+from meshfuse.api.tensor_view import TensorView, Val, tensor_view
 from meshfuse.api.timeline import Timeline
 from meshfuse.api.validation import (
     check_outputs,
     copies_of,
     draws_undone,
 )
-from meshfuse.base.dtypes import DataType, Scalar, dtype_of_value
+from meshfuse.base.dtypes import DataType, Scalar
 from meshfuse.base.errors import Unsupported, UserAssertionError, UserError, UserTypeError
 from meshfuse.dist.communicator import Communicator
+from meshfuse.host.capture import LEAST_WARM_UPS
 from meshfuse.host.device_rates import DeviceRates
 from meshfuse.ir import build
-from meshfuse.ir.axes import ScalarName
-from meshfuse.ir.program import Program
 from meshfuse.runtime.torch_types import from_torch_dtype
-
-_LONGEST_VECTOR = 1 << 16
 
 
 class EmptyDefinitionError(UserError, NotImplementedError):
@@ -152,7 +150,7 @@ class FusionDefinition:
         described = read_tensor_arguments(arguments, keywords)
         (name,) = self._recording.define(
             described.to_call(),
-            lambda program: _as_input(
+            lambda program: as_input(
                 build.define_tensor(
                     program,
                     described.shape,
@@ -183,29 +181,11 @@ class FusionDefinition:
         self, value: Scalar | DataType | None = None, dtype: DataType = DataType.Null
     ) -> Val:
         """The next input scalar, by default Double; a constant if `value` is given."""
-        if isinstance(value, DataType):
-            value, dtype = None, value
-        keywords: dict[str, object] = {} if dtype is DataType.Null else {"dtype": dtype}
-        call = Call("fd.define_scalar", () if value is None else (value,), keywords)
-        if not isinstance(dtype, DataType):
-            raise UserTypeError(f"{call}: dtype must be a DataType, got {dtype!r}")
-        if value is not None:
-            typed = dtype_of_value(value) if dtype is DataType.Null else dtype
-            return scalar(self._recording, constant(value, typed, call))
-        typed = DataType.Double if dtype is DataType.Null else dtype
-        (name,) = self._recording.define(
-            Call("fd.define_scalar", (None,), {"dtype": typed}),
-            lambda program: _as_input(build.define_scalar(program, typed)),
-        )
-        return scalar(self._recording, ScalarName(name))
+        return define_scalar(self._recording, value, dtype)
 
     def define_vector(self, size: int) -> list[Val]:
         """`size` input scalars of type Int; `execute` takes a list in their place."""
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise UserTypeError(f"define_vector({size!r}): size must be an int, 0 or more")
-        if size > _LONGEST_VECTOR:
-            raise UserError(f"define_vector({size}): size must be at most {_LONGEST_VECTOR}")
-        return [self.define_scalar(DataType.Int) for _ in range(size)]
+        return define_vector(self._recording, size)
 
     # Outputs.
 
@@ -308,6 +288,38 @@ class FusionDefinition:
             global_sizes=global_sizes,
             overlap=overlap,
         )
+
+    def capture(
+        self,
+        inputs: Iterable[Any],
+        *,
+        copy_inputs: bool = True,
+        warm_ups: int = LEAST_WARM_UPS,
+        device: Device | None = None,
+        global_sizes: GlobalSizes | None = None,
+        overlap: Overlapping | None = None,
+    ) -> CapturedProgram:
+        """The program as one CUDA graph, its collectives included, for inputs like these.
+
+        Calling what is returned replays it, without the host's work: see CapturedProgram. It reads
+        copies of the inputs, or with `copy_inputs=False` these tensors themselves. Before that the
+        program runs `warm_ups` times, 3 or more, on a stream of its own; inputs keep their values.
+        All ranks capture together: then they agree, under the deadline, and later no more.
+
+        Raises Unsupported without a CUDA device, for inputs on the CPU, and for programs that draw
+        random numbers, wait for the device, or move chunks between peers; and as `execute`.
+        """
+        self._check_runs_whole("capture")
+        self.freeze("capture")
+        options = (copy_inputs, warm_ups, device, global_sizes, overlap)
+        return capture_program(self.fec, inputs, *options)
+
+    def _check_runs_whole(self, call: str) -> None:
+        if self.ke is not None or self.segments:
+            raise UserAssertionError(
+                f"{call}: is of what execute runs as one program, but this definition runs by "
+                "manual_execute, or segment by segment"
+            )
 
     def manual_execute(
         self, inputs: Iterable[Any], heuristic_params: None = None
@@ -468,11 +480,7 @@ class FusionDefinition:
         """
         if measured:
             check_measured(inputs, rank, rates, link_classes, bandwidths)
-            if self.ke is not None or self.segments:
-                raise UserAssertionError(
-                    "timeline(measured=True): measures what execute runs as one program, but this "
-                    "definition runs by manual_execute, or segment by segment"
-                )
+            self._check_runs_whole("timeline(measured=True)")
             self.freeze("timeline")
             return measure_timeline(self.fec, inputs or (), global_sizes, overlap)
         valid, message = self.validate_definition()
@@ -489,8 +497,3 @@ class FusionDefinition:
         lines = ["def nvfuser_fusion(fd : FusionDefinition) -> None :"]
         lines += [f"    {statement}" for statement in self._recording.journal or ["pass"]]
         return "\n".join(lines) + "\n"
-
-
-def _as_input(built: tuple[Program, Any]) -> tuple[Program, tuple[str]]:
-    program, name = built
-    return build.add_input(program, name), (name,)

@@ -15,6 +15,7 @@ import ctypes
 from threading import RLock
 from typing import cast, final
 
+import torch
 import torch.distributed as dist
 
 from meshfuse.base.errors import CommunicationError, MeshfuseError, Unsupported
@@ -118,7 +119,8 @@ class Group:
         try:
             while posting.work is not None:
                 posting.work.wait()
-                self._stream_watch.add(posting, deadline)
+                if not torch.cuda.is_current_stream_capturing():  # else nothing runs yet
+                    self._stream_watch.add(posting, deadline)
                 posting.advance()
         except RuntimeError as error:
             raise self._failed(posting.request, posting.sequence, error) from error
