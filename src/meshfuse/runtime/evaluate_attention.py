@@ -102,9 +102,10 @@ def _own_parts(
         for axis in range(inner, result.dim()):
             runs = env.held(name, axis)
             if runs is not None:
-                parts = [torch.arange(r.start, r.stop, r.step) for r in runs]
-                index = torch.cat(parts) if parts else torch.arange(0)
-                result = result.index_select(axis, index.to(result.device))
+                device = result.device  # nothing is copied there: a capture would refuse that
+                parts = [torch.arange(r.start, r.stop, r.step, device=device) for r in runs]
+                index = torch.cat(parts) if parts else torch.arange(0, device=device)
+                result = result.index_select(axis, index)
         own.append(result)
     return tuple(own)
 
