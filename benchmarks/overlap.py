@@ -6,14 +6,15 @@ Every variant's result is compared with float32 first; then all take turns, roun
 limit is that of the same run: the product alone or the transfer alone, whichever takes longer.
 `torch` is the backend's collective and torch's product; `async TP` are torch's fused operations on
 symmetric memory. The transfer alone is a copy out of the peers' memory for an all-gather, else the
-backend's own collective.
+backend's own collective. On GPUs x of an all-gather lies in symmetric memory for all, but for the
+variant with an ordinary x.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import overlap_forms as forms
@@ -36,6 +37,8 @@ from linears import (
 )
 from races import Call, Times, race
 from ranks import Failure, Job, Report, parser_of, print_table, run_job
+
+from meshfuse.multidevice import DeviceMesh, symmetric_empty
 
 Shape = tuple[int, int, int]
 SHAPES: tuple[Shape, ...] = (
@@ -65,10 +68,10 @@ class Variant:
 Maker = Callable[[Job, Problem, list[Operands]], Variant]
 
 
-def of_meshfuse(form: object) -> Maker:
+def of_meshfuse(form: object, *, ordinary: bool = False) -> Maker:
     def make(job: Job, problem: Problem, operands: list[Operands]) -> Variant:
         fd = define(problem)
-        inputs = [[own.x, own.w] for own in operands]
+        inputs = [[own.x.clone() if ordinary else own.x, own.w] for own in operands]
 
         def call(number: int) -> list[torch.Tensor]:
             return forms.execute(fd, inputs[number % len(inputs)], form)
@@ -187,6 +190,8 @@ def makers_of(job: Job, problem: Problem) -> dict[str, Maker]:
         "meshfuse auto": of_meshfuse("auto"),
         **explicit,
     }
+    if job.is_cuda and problem.kind == AG:
+        makers["meshfuse auto, ordinary x"] = of_meshfuse("auto", ordinary=True)
     if job.is_cuda and problem.kind != AR and problem.m % problem.ranks == 0:
         makers["async TP"] = of_async_tp
     return makers
@@ -207,10 +212,19 @@ class Case:
         return 100 * limit / self.times[name].median
 
 
+def reachable(problem: Problem, own: Operands) -> Operands:
+    """Operands whose x peers can read where it is."""
+    mesh = DeviceMesh(range(problem.ranks))
+    memory = symmetric_empty((block(problem.m, problem.ranks), problem.k), own.x.dtype, mesh)
+    return replace(own, x=memory[: own.x.shape[0]].copy_(own.x))
+
+
 def measure(
     job: Job, problem: Problem, *, iterations: int, rounds: int, settle: int, only: list[str] | None
 ) -> Case:
     operands = rotated_operands(problem, job)
+    if job.is_cuda and problem.kind == AG:
+        operands = [reachable(problem, own) for own in operands]
     wanted = job.attempt(lambda: by_float32(problem, operands[0]))
     case = Case(problem, {}, {}, {})
     if isinstance(wanted, Failure):

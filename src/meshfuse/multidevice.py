@@ -9,6 +9,7 @@ from meshfuse.api.overlap_choice import OverlapChoice
 from meshfuse.api.planning import plan
 from meshfuse.api.sharding import Sharding, shard_tensor
 from meshfuse.api.simulation import SimulatedResults, simulate
+from meshfuse.api.symmetric_memory import symmetric_empty
 from meshfuse.api.timeline import Timeline
 from meshfuse.api.visualization import ShardingPicture, visualize
 from meshfuse.dist.communicator import Communicator
@@ -38,5 +39,6 @@ __all__ = [
     "plan",
     "shard_tensor",
     "simulate",
+    "symmetric_empty",
     "visualize",
 ]

@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from gloo_run import observe_ranks
 from gpu_run import environment
-from meshfuse.base.errors import Unsupported
+from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.dist.communicator import Communicator
+from meshfuse.multidevice import DeviceMesh, symmetric_empty
 from peer_programs import gather_then_multiply, multiply_then_scatter, pipelined_mlp
 from sharded_runs import integers
 
@@ -132,5 +133,30 @@ def captured(rank: int, ranks: int) -> str:
 def test_transfers_are_not_captured() -> None:
     for outcome in observe_ranks(
         captured, 2, deadline=DEADLINE, initialise=False, environ=environment
+    ):
+        assert outcome.succeeded, f"{outcome.error}\n{outcome.output}"
+
+
+def kept_inputs(rank: int, ranks: int) -> str:
+    begin(rank, ranks)
+    mesh = DeviceMesh(range(ranks))
+    fd, w = gather_then_multiply(ranks, 8), integers(4, 5).cuda()
+    memories = [symmetric_empty((6, 4), torch.float32, mesh) for _ in range(2)]
+    for step in range(12):
+        x = integers(8, 4) + step
+        part = memories[step % 2][step % 3 :][:4].copy_(block(x, rank, ranks))
+        (found,) = fd.execute([part, w])
+        assert torch.equal(found, (x.cuda() @ w).relu())
+        torch.cuda.synchronize()
+        dist.barrier()  # a peer may still read the part that the next step writes
+    with pytest.raises(UserError, match="different symmetric memory"):
+        fd.execute([memories[rank][:4], w])
+    return "done"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_inputs_are_sent_from_symmetric_memory() -> None:
+    for outcome in observe_ranks(
+        kept_inputs, 2, deadline=DEADLINE, initialise=False, environ=environment
     ):
         assert outcome.succeeded, f"{outcome.error}\n{outcome.output}"

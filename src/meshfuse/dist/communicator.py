@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock
 from typing import Any, ClassVar, final
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -95,6 +96,12 @@ class _Attachment:
     calls: CallLog
     groups: dict[tuple[tuple[int, ...], str], Group] = field(default_factory=dict)
     histories: dict[tuple[int, ...], CallHistory] = field(
+        default_factory=dict[tuple[int, ...], CallHistory]
+    )
+    transports: dict[tuple[int, ...], SymmetricTransport] = field(
+        default_factory=dict[tuple[int, ...], SymmetricTransport]
+    )
+    memory_histories: dict[tuple[int, ...], CallHistory] = field(
         default_factory=dict[tuple[int, ...], CallHistory]
     )
     torch_meshes: dict[tuple[DeviceMesh, str], Any] = field(default_factory=dict)
@@ -211,6 +218,47 @@ class Communicator:
             return chunk.ordinary()
         return transport.allocate(chunk.shape, chunk.strides, chunk.dtype, chunk.most_bytes)
 
+    def keep(
+        self, team: tuple[int, ...], shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Memory for a tensor of the user's that peers can reach; ordinary memory where there is no
+        such. All ranks of the team ask alike, in one order."""
+        transport = None
+        if device.type == "cuda" and len(team) > 1:
+            transport = self._transport(team, device, f"symmetric memory of shape {tuple(shape)}")
+        if transport is None:
+            return torch.empty(tuple(shape), dtype=dtype, device=device)
+        attachment = self._find_attachment()
+        assert attachment is not None
+        attachment.transports[team] = transport
+        return transport.keep(shape, dtype)
+
+    def _agree_on_memory(self, team: tuple[int, ...], inputs: Sequence[object]) -> None:
+        """Make sure that inputs which lie in memory that users keep lie alike on all ranks.
+
+        Raises UserError where they do not; as `agree`, ranks meet only if they do not expect it.
+        """
+        attachment = self._find_attachment()
+        if attachment is None or not attachment.transports:
+            return
+        places = tuple(
+            (position, kept.serial, start)
+            for transport in attachment.transports.values()
+            for kept in transport.kept
+            for position, value in enumerate(inputs)
+            if isinstance(value, torch.Tensor) and (start := kept.find(value)) is not None
+        )
+        history = attachment.memory_histories.setdefault(team, CallHistory())
+        if not history.expects(places):
+            found = self.gather(team, [crc32(repr(places).encode())], "symmetric inputs")
+            if any(theirs != found[0] for theirs in found):
+                raise UserError(
+                    f"execute: ranks {team} pass inputs in different symmetric memory; on rank "
+                    f"{self.rank()} they are (input, number of the memory, byte) {places}. All "
+                    "ranks must pass what they got from the same calls of symmetric_empty"
+                )
+        history.note(places)
+
     def _is_shared(self, request: CollectiveRequest) -> bool:
         """Whether symmetric memory carries a request."""
         if request.transfer is None or not request.src.is_cuda or len(request.team) == 1:
@@ -246,19 +294,24 @@ class Communicator:
         return CallScope(attachment.calls, attachment.calls.count(program))
 
     def enter_call(
-        self, call: Call | None, agreements: Sequence[Agreement], seconds: float | None = None
+        self,
+        call: Call | None,
+        agreements: Sequence[Agreement],
+        inputs: Sequence[object] = (),
+        seconds: float | None = None,
     ) -> CallLog:
         """A call comes to its collectives; `leave` of the log that this returns ends them.
 
         All ranks of each agreement's team make sure that they are about to do the same, within
-        `seconds` or the default. Raises UserError while another thread is in a call, and as `agree`
-        does.
+        `seconds` or the default, and that inputs which peers may read lie alike. Raises UserError
+        while another thread is in a call, and as `agree` does.
         """
         calls = self._attach(agreements[0].purpose).calls
         calls.enter(call)
         try:
             for agreement in agreements:
                 self.agree(agreement, seconds)
+                self._agree_on_memory(agreement.team, inputs)
         except BaseException:
             calls.leave()
             raise
@@ -268,7 +321,7 @@ class Communicator:
         """As `enter_call`, for collectives that no program has: `purpose` is all that they depend
         on."""
         agreement = CommunicationSequence.of(team, [purpose]).at({})
-        return self.enter_call(None, [agreement], seconds)
+        return self.enter_call(None, [agreement], seconds=seconds)
 
     def agree(self, agreement: Agreement, seconds: float | None = None) -> None:
         """Make sure that all ranks of a team are about to do the same, for the same sizes.

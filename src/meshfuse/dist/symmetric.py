@@ -16,6 +16,7 @@ copied there first, once for all readers.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any, ClassVar, cast, final
@@ -26,6 +27,7 @@ import torch.distributed as dist
 
 from meshfuse.base import optional
 from meshfuse.base.errors import InvariantError, Unsupported
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.arena import Arena, Use, Window
 from meshfuse.dist.board import identify_process
 from meshfuse.dist.collectives import CollectiveRequest, Posting, Transfer, check_request
@@ -232,10 +234,26 @@ class _Issued:
 
 
 @final
+@frozen_dataclass
+class KeptMemory:
+    """Memory that a user keeps: the `serial`-th of its team, from an address on."""
+
+    serial: int
+    window: Window
+    address: int
+    size: int
+
+    def find(self, tensor: torch.Tensor) -> int | None:
+        """Where a dense tensor begins in it; None for one that is elsewhere."""
+        start = tensor.data_ptr() - self.address
+        return start if 0 <= start and start + tensor.nbytes <= self.size else None
+
+
+@final
 class SymmetricTransport:
     """The transport of one team, this rank at `place`. Made by all ranks of the team together."""
 
-    __slots__ = ("_arena", "_group", "_link", "_sources")
+    __slots__ = ("_arena", "_group", "_link", "_sources", "kept")
 
     _names: ClassVar[Iterator[str]] = (f"meshfuse {number}" for number in count())
 
@@ -245,6 +263,19 @@ class SymmetricTransport:
         self._link = _CudaLink(name, device)
         self._arena = Arena(place, ranks, self._link, _FLAG_BYTES // (8 * ranks))
         self._sources: dict[tuple[int, ...], Use] = {}
+        self.kept: list[KeptMemory] = []
+
+    def keep(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for a user's tensor, of the same size on all ranks of the team, which ask alike.
+
+        It lasts as long as the transport.
+        """
+        elements = math.prod(shape)
+        size = max(elements * dtype.itemsize, 1)
+        window = self._link.open_window(size)
+        memory = window.part(self._arena.place, 0, size)
+        self.kept.append(KeptMemory(len(self.kept), window, memory.data_ptr(), size))
+        return memory[: elements * dtype.itemsize].view(dtype).view(tuple(shape))
 
     def allocate(
         self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, most_bytes: int
@@ -252,7 +283,7 @@ class SymmetricTransport:
         """Memory for what will be delivered, which is at most `most_bytes` on any rank. All ranks
         of the team allocate alike."""
         _refuse_capture()
-        return self._arena.hold(self._arena.take(most_bytes), shape, strides, dtype)
+        return self._arena.hold(self._arena.take(most_bytes, pins=1), shape, strides, dtype)
 
     def post(self, request: CollectiveRequest) -> Posting:
         """Put a fetch or delivery on the current stream. All ranks of the team post alike, those
@@ -278,9 +309,15 @@ class SymmetricTransport:
         arena = self._arena
         use = self._sources.get(transfer.chunk)
         if use is None:
-            use = arena.take(transfer.most_bytes, pins=arena.ranks)
+            kept = self._find_kept(request.src)
+            if kept is None:
+                use = arena.take(transfer.most_bytes, pins=arena.ranks)
+            else:
+                use = arena.take(0, pins=arena.ranks)
+                use.window, use.start = kept
             if transfer.root in (None, arena.place):
-                self._write(use, request.src)
+                if kept is None:
+                    self._write(use, request.src)
                 arena.publish(use, tuple(k for k in range(arena.ranks) if k != arena.place))
             self._sources[transfer.chunk] = use
         use.pins -= 1
@@ -289,11 +326,21 @@ class SymmetricTransport:
             del self._sources[transfer.chunk]
         return use
 
+    def _find_kept(self, src: torch.Tensor) -> tuple[Window, int] | None:
+        """Where in kept memory a source lies, as on all ranks: they agree on that before a call."""
+        for memory in self.kept:
+            start = memory.find(src)
+            if start is not None:
+                return memory.window, start
+        return None
+
     def _delivered(self, request: CollectiveRequest, transfer: Transfer) -> Use | None:
         """The use in which each rank's chunk is published; None where all keep their own."""
+        use = self._arena.find(request.src)
+        if use is not None:
+            use.pins = 0
         if not transfer.moves:
             return None
-        use = self._arena.find(request.src)
         if use is None:
             use = self._arena.take(transfer.most_bytes)
             if transfer.receivers:

@@ -54,12 +54,14 @@ class SizedTransfer:
     order: tuple[int, ...]
     cause: str
 
-    def request(self, src: torch.Tensor) -> CollectiveRequest:
-        """Ready to post. `out` is fresh memory, or the source itself where the rank gets its
-        own."""
+    def request(self, src: torch.Tensor, into: torch.Tensor | None = None) -> CollectiveRequest:
+        """Ready to post. `out` is `into`, or fresh memory, or the source itself where the rank gets
+        its own."""
         src = as_dense(src, self.order)
         if self.transfer.is_own:
             out = src
+        elif into is not None:
+            out = into
         else:
             strides = dense_strides(self.shape, self.order)
             out = torch.empty_strided(self.shape, strides, dtype=src.dtype, device=src.device)

@@ -12,7 +12,6 @@ import torch
 
 from meshfuse.host.events import CALLER, AwaitMark, Event, Mark, SwitchStream
 
-
 _PRIORITIES: Final = 3
 """Of torch's streams, besides the ordinary one; lower numbers go first."""
 

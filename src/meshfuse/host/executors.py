@@ -136,7 +136,7 @@ def run_executable(
     plan, slots = executable.start(inputs, given)
     if not plan.agreements:
         return _run_started(executable, plan, slots, communicator, trace)
-    log = communicator.enter_call(call, plan.agreements)
+    log = communicator.enter_call(call, plan.agreements, inputs)
     try:
         return _run_started(executable, plan, slots, communicator, trace)
     finally:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from meshfuse.base.options import NO_OPTIONS, Options
 from meshfuse.expr import IntExpr, free_symbols
 from meshfuse.facts.facts import Facts, facts_of
+from meshfuse.host.first_terms import with_first_terms
 from meshfuse.host.lifetimes import with_early_posts, with_frees, with_waits
 from meshfuse.host.lower_segments import MADE, LoweredKernel, lower_segments
 from meshfuse.host.nodes import (
@@ -73,6 +74,7 @@ def lower_to_host(
     given += list(fusion.scalars)
     check_symbols(buffers.values(), given)
     body = list(with_frees(body, kept))
+    on_streams = with_streams(body, options.number_of_streams, launched, given)
     return HostProgram(
         inputs=fusion.inputs,
         outputs=outputs,
@@ -85,7 +87,7 @@ def lower_to_host(
         ),
         buffers=buffers,
         kernels=launched,
-        body=tuple(with_streams(body, options.number_of_streams, launched, given)),
+        body=tuple(with_first_terms(on_streams, buffers)),
         coordinates=tuple(coordinates),
         random=next((e for e in fusion.exprs if isinstance(e, RandomSource)), None),
     )

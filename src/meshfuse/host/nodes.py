@@ -143,7 +143,8 @@ class Communicate:
 
     Fetch and deliver make `out`. `owner` is a place along `mesh_axis`: `out` is what the rank there
     has in `src`; or `src` is for the rank there, and `out` what another had for this one. Where
-    that is the rank itself, nothing moves and `out` is `src`.
+    that is the rank itself, nothing moves and `out` is `src`. With `into` it is the first term of a
+    sum there over the loop `sum_over`: in the first iteration `out` is that buffer.
     """
 
     out: Out[TensorName]
@@ -159,11 +160,17 @@ class Communicate:
     packed: bool = False
     in_team_order: bool = False
     owner: IntExpr | None = None
+    into: TensorName | None = None
+    sum_over: IndexName | None = None
 
     @property
     def makes_result(self) -> bool:
         """Whether `out` begins to exist here: which memory it is depends on the rank."""
         return self.owner is not None
+
+    def is_first_term(self, indices: Mapping[str, int]) -> bool:
+        """Whether `out` is the buffer `into`, in the iteration that the indices say."""
+        return self.sum_over is not None and indices[self.sum_over] == 0
 
     def owner_at(self, place: int, sizes: Mapping[str, int]) -> int | None:
         """Of a fetch or delivery, the owner for the rank at this place along the mesh axis."""

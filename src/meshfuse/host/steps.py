@@ -442,7 +442,9 @@ def _bind_transfer(node: Communicate, binding: Binding) -> Step:
     src, out = binding.slots([node.src, node.out])
     work = Work(f"{transfer.collective} {node.out}", "communication", binding.ids.group)
     traced = Traced(work, (src,), (out,), posts=True)
-    return TransferStep(transfer, src, out, traced, transfer.all_extents, binding.communications)
+    (into,) = (None,) if node.into is None else binding.slots([node.into])
+    extents, stride = transfer.all_extents, binding.communications
+    return TransferStep(transfer, src, out, traced, extents, stride, into, node.sum_over)
 
 
 def bind_collective(

@@ -73,7 +73,8 @@ def find_delivery(node: Allocate, program: HostProgram) -> Communicate | None:
 @final
 @frozen_dataclass
 class TransferStep(Step):
-    """`stride`: by how many numbers iterations are apart."""
+    """`stride`: by how many numbers iterations are apart. `into`: the slot that takes the place of
+    `out` in the first iteration of the loop `sum_over`."""
 
     transfer: BoundTransfer
     src: int
@@ -81,14 +82,18 @@ class TransferStep(Step):
     traced: Traced | None
     extents: tuple[IntExpr, ...]
     stride: int
+    into: int | None = None
+    sum_over: str | None = None
 
     def bind(self, sizes: Sizes) -> Action:
         src, out = self.src, self.out
+        is_first = self.sum_over is not None and sizes.symbols[self.sum_over] == 0
+        into = self.into if is_first else None
         number = self.transfer.number + sizes.iteration * self.stride
         transfer = replace(self.transfer.at(sizes.symbols), number=number)
 
         def post(slots: Slots) -> Post:
-            request = transfer.request(slots[src])
+            request = transfer.request(slots[src], None if into is None else slots[into])
             slots[out] = request.out
             return Post(request)
 

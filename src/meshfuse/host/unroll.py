@@ -50,7 +50,7 @@ def unrolled(program: HostProgram) -> HostProgram:
 def _unrolled(
     body: Iterable[Node], iteration: int, stride: int, indices: Mapping[str, int]
 ) -> Iterator[Node]:
-    """What adds to a sum writes it in the first iteration."""
+    """What adds to a sum writes it in the first iteration, and what arrives then arrives there."""
     for node in body:
         match node:
             case ForLoop(count=count):
@@ -61,7 +61,11 @@ def _unrolled(
                     yield from _unrolled(node.body, iteration * shown + k, stride, inside)
             case OnStream(body=body):
                 yield replace(node, body=tuple(_unrolled(body, iteration, stride, indices)))
-            case Communicate(number=number) | Wait(number=number):
+            case Communicate(number=number):
+                into = node.into if node.is_first_term(indices) else None
+                number += iteration * stride
+                yield replace(node, number=number, into=into, sum_over=None)
+            case Wait(number=number):
                 yield replace(node, number=number + iteration * stride)
             case Evaluate() if not node.adds(indices):
                 yield replace(node, sum_over=None)

@@ -126,7 +126,8 @@ def names_needed(node: Node) -> tuple[TensorName | ScalarName, ...]:
         case Launch(_, buffers, scalars):
             return tuple(dict.fromkeys((*buffers, *scalars)))
         case Communicate(out, _, src):
-            return (src,) if node.makes_result else (src, out)
+            total = () if node.into is None else (node.into,)
+            return (src, *total) if node.makes_result else (src, out)
         case Pick(out, src):
             return (src, out)
         case Evaluate(into, body):

@@ -182,7 +182,9 @@ class VirtualDevice:
                 FaultKind.double_post, None, f"number {node.number} stands twice", node.number
             )
         if node.makes_result:
-            self._make(node.out, _Memory())
+            self._make(
+                node.out, _Memory() if node.into is None else self._look_up(node.into).memory
+            )
         source, result = self._look_up(node.src), self._look_up(node.out)
         self._check_read(node.src, source)
         self._check_write(node.out, result.memory, FaultKind.write_in_flight, "writes")

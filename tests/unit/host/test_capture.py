@@ -55,7 +55,9 @@ class Peers:
     def rank(self) -> int:
         return 0
 
-    def enter_call(self, call: object, agreements: Sequence[object]) -> Any:
+    def enter_call(
+        self, call: object, agreements: Sequence[object], inputs: Sequence[object]
+    ) -> Any:
         return self
 
     def leave(self) -> None:
