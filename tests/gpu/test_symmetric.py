@@ -34,6 +34,7 @@ def begin(rank: int, ranks: int) -> None:
     torch.manual_seed(0)
     warnings.simplefilter("error", UserWarning)  # a fallback to NCCL
     warnings.filterwarnings("ignore", "meshfuse: there are no kernels")
+    warnings.filterwarnings("ignore", "barrier")
 
 
 def pipelines(rank: int, ranks: int) -> str:
