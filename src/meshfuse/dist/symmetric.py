@@ -232,6 +232,13 @@ class _Issued:
     def is_completed(self) -> bool:
         return self._event.query()
 
+    def get_future(self) -> _Issued:
+        return self
+
+    def add_done_callback(self, tell: Callable[[Any], None]) -> None:
+        """As of a Work of NCCL: at once, for what is asked then is asked of the stream."""
+        tell(self)
+
 
 @final
 @frozen_dataclass
