@@ -14,7 +14,9 @@
 
 An iteration begins behind what the caller's stream did before the loop, and behind the one before
 it on its stream: there is the memory of one iteration for each stream. The caller's stream goes on
-behind the last iteration of each. What iterations add to is theirs one after the other.
+behind the last iteration of each. What iterations add to is theirs one after the other. Where they
+compute before they have waited for anything, they begin to do so in order: a device that is busy
+with a later one could not send what the first has made.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ from meshfuse.facts.streams import loop_index
 from meshfuse.host.nodes import (
     Chunk,
     Communicate,
+    Evaluate,
     ForLoop,
     Free,
     KernelName,
+    Launch,
     Node,
     OnStream,
     Record,
@@ -69,6 +73,7 @@ def with_streams(
         entry, end = next(events), next(events)
         number = loop_index(node.index, node.count)
         ordered = _with_sums_in_order(node, kernels, lambda: next(events))
+        ordered = _begun_in_order(node, ordered, lambda: next(events))
         inside = (WaitEvent(entry, _ONCE), *ordered, Record(end, number))
         yield Record(entry, _ONCE)
         yield replace(node, body=(OnStream(mod(number, number_of_streams), inside),))
@@ -99,6 +104,19 @@ def _with_sums_in_order(
     for place, node in enumerate(loop.body):
         ordered += (*before.get(place, ()), node, *behind.get(place, ()))
     return ordered
+
+
+def _begun_in_order(
+    loop: ForLoop, body: Sequence[Node], next_event: Callable[[], int]
+) -> list[Node]:
+    """The body, whose first computation is not issued to the device before that of the iteration
+    before; as it is where transfers say when each may begin."""
+    place = next((k for k, node in enumerate(body) if isinstance(node, Evaluate | Launch)), None)
+    posts = any(isinstance(node, Communicate) for node in all_nodes(body))
+    if place is None or not posts or any(isinstance(node, Wait) for node in body[:place]):
+        return list(body)
+    number, event = loop_index(loop.index, loop.count), next_event()
+    return [*body[:place], WaitEvent(event, number - 1), Record(event, number), *body[place:]]
 
 
 def _written_together(loop: ForLoop, kernels: Mapping[KernelName, Kernel]) -> list[Name]:
