@@ -105,6 +105,7 @@ class SizedCollective:
     cause: str
     packing: Packing | None
     in_team_order: bool
+    at_once: bool = False
 
     def request(self, src: torch.Tensor, out: torch.Tensor) -> CollectiveRequest:
         """Ready to post."""
@@ -118,6 +119,7 @@ class SizedCollective:
             self.cause,
             self.packing,
             self.in_team_order,
+            at_once=self.at_once,
         )
 
 

@@ -17,11 +17,14 @@ addition. `max` and `min` give NaN if any rank has NaN, as torch.amax does; gloo
 it, so neither is asked for those, nor for products, which are rare.
 """
 
+# torch does not declare the options of all-gathers as an export:
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast, final
+from typing import Any, Protocol, cast, final
 
 import torch
 import torch.distributed as dist
@@ -57,7 +60,9 @@ class CollectiveBackend(Protocol):
         /,
     ) -> dist.Work: ...
 
-    def _allgather_base(self, out: torch.Tensor, src: torch.Tensor, /) -> dist.Work: ...
+    def _allgather_base(
+        self, out: torch.Tensor, src: torch.Tensor, options: Any = ..., /
+    ) -> dist.Work: ...
 
     def _reduce_scatter_base(
         self, out: torch.Tensor, src: torch.Tensor, options: Any, /
@@ -113,7 +118,8 @@ class CollectiveRequest:
     `number` is the communication's number in the host program, `team` the ranks in mesh order (of
     an exchange, ascending), `cause` the op that needed it. `src` may be changed and `out` read only
     after the wait. `in_team_order`: sums do not leave order and rounding to the backend. A fetch or
-    delivery has a `transfer`, and `out` is `src` where it is the rank's own.
+    delivery has a `transfer`, and `out` is `src` where it is the rank's own. `at_once`: the wait
+    follows the post, so that the backend may take the current stream.
     """
 
     number: int
@@ -126,6 +132,7 @@ class CollectiveRequest:
     packing: Packing | None = None
     in_team_order: bool = False
     transfer: Transfer | None = None
+    at_once: bool = False
 
     @property
     def bytes(self) -> int:
@@ -326,7 +333,7 @@ def post(backend: CollectiveBackend, request: CollectiveRequest) -> Posting:
         src, out = src.view(torch.uint8), out.view(torch.uint8)
     match request.collective:
         case "all_gather":
-            posting = Posting(request, _gather(backend, src, out))
+            posting = Posting(request, _gather(backend, src, out, request.at_once))
         case "exchange":
             posting = Posting(request, _exchange(backend, request, src, out))
         case "fetch" | "deliver":
@@ -347,7 +354,8 @@ def _post_all_reduce(
     if _backend_may_add(request) and (src.is_cuda or not is_small):
         if out.data_ptr() != src.data_ptr():
             out.copy_(src)
-        return Posting(request, backend.allreduce([out], _summing(dist.AllreduceOptions())))
+        options = _summing(dist.AllreduceOptions(), request)
+        return Posting(request, backend.allreduce([out], options))
     if not is_small:
         return _post_scatter_and_gather(backend, request, src, out)
     gathered = src.new_empty((ranks, src.numel()))
@@ -384,7 +392,7 @@ def _post_reduce_scatter(
     backend: CollectiveBackend, request: CollectiveRequest, src: torch.Tensor, out: torch.Tensor
 ) -> Posting:
     if _backend_may_add(request) and src.is_cuda:
-        options = _summing(dist.ReduceScatterOptions())
+        options = _summing(dist.ReduceScatterOptions(), request)
         return Posting(request, backend._reduce_scatter_base(out, src, options))
     # gloo's own reduce_scatter all-reduces the whole buffer, and its wait knows no time limit.
     received = src.new_empty((len(request.team), out.numel()))
@@ -402,17 +410,32 @@ def _backend_may_add(request: CollectiveRequest) -> bool:
     return not (request.in_team_order or is_rounded)
 
 
-_Options = TypeVar("_Options", dist.AllreduceOptions, dist.ReduceScatterOptions)
+_GatherOptions: Any = dist.distributed_c10d.AllgatherOptions
 
 
-def _summing(options: _Options) -> _Options:
+def _summing(options: Any, request: CollectiveRequest) -> Any:
     options.reduceOp = cast(dist.ReduceOp, dist.ReduceOp.SUM)
+    if request.at_once and request.src.is_cuda:
+        _stay_on_stream(options)
     return options
 
 
-def _gather(backend: CollectiveBackend, src: torch.Tensor, out: torch.Tensor) -> dist.Work:
+def _gather(
+    backend: CollectiveBackend, src: torch.Tensor, out: torch.Tensor, at_once: bool = False
+) -> dist.Work:
     # The public function of this name was renamed in torch 2.13; what it calls was not.
-    return backend._allgather_base(out, src)
+    if not (at_once and src.is_cuda):
+        return backend._allgather_base(out, src)
+    options = _GatherOptions()
+    _stay_on_stream(options)
+    return backend._allgather_base(out, src, options)
+
+
+def _stay_on_stream(options: Any) -> None:
+    """A stream of the backend's own, to be ordered with the current one, is for what runs beside
+    something else. Versions of torch that have no such option take their own."""
+    if hasattr(options, "asyncOp"):
+        options.asyncOp = False
 
 
 def _exchange(

@@ -203,7 +203,11 @@ class Communicator:
         Raises CommunicationError if the group is broken or cannot be formed in time, UserError for
         ranks that this job does not have.
         """
-        if collectives.moves_nothing(request) and not self._is_shared(request):
+        if request.transfer is not None and request.src.is_cuda and len(request.team) > 1:
+            group = self._joined_group(request.team, request.src.device, request)
+            if group.transport is not None:
+                return Pending(group.post(request), group, self.timeout)
+        if collectives.moves_nothing(request):
             return Pending(collectives.perform_alone(request), None, self.timeout)
         group = self.group(request.team, request.src.device.type, request)
         return Pending(group.post(request), group, self.timeout)
@@ -259,17 +263,14 @@ class Communicator:
                 )
         history.note(places)
 
-    def _is_shared(self, request: CollectiveRequest) -> bool:
-        """Whether symmetric memory carries a request."""
-        if request.transfer is None or not request.src.is_cuda or len(request.team) == 1:
-            return False
-        return self._transport(request.team, request.src.device, request) is not None
-
     def _transport(
         self, team: tuple[int, ...], device: torch.device, purpose: object
     ) -> SymmetricTransport | None:
-        """The symmetric memory of a team, which all its ranks ask for alike. Where there is none,
-        a warning has said why, once."""
+        return self._joined_group(team, device, purpose).transport
+
+    def _joined_group(self, team: tuple[int, ...], device: torch.device, purpose: object) -> Group:
+        """The group of a team with its symmetric memory, which all its ranks ask for alike. Where
+        there is none, a warning has said why, once."""
         group = self.group(team, device.type, purpose)
         if not group.has_joined:
             store = dist.PrefixStore("symmetric", group.board.notices)
@@ -279,7 +280,7 @@ class Communicator:
             if reason:
                 text = f"meshfuse: chunks between ranks {team} go through NCCL: {reason}"
                 warnings.warn(text, UserWarning, stacklevel=2)
-        return group.transport
+        return group
 
     def begin_call(self, program: str | None) -> CallScope:
         """A call of a program, which the text stands for on all ranks; None for one that they do

@@ -152,6 +152,11 @@ class _CudaWindow:
         self._parts: dict[tuple[int, int, int], torch.Tensor] = {}
 
     @property
+    def place(self) -> int:
+        """This rank's."""
+        return self._handle.rank
+
+    @property
     def addresses(self) -> list[int]:
         """Where it begins, by place."""
         return [int(address) for address in self._handle.buffer_ptrs]
@@ -173,60 +178,68 @@ class _CudaWindow:
 class _CudaLink:
     """See arena.Link."""
 
-    __slots__ = ("_addresses", "_device", "_driver", "_flags", "_group")
+    __slots__ = ("_addresses", "_driver", "_flags", "_group", "_place", "_streams", "device")
 
     def __init__(self, group: str, device: torch.device) -> None:
         self._driver = _Driver()
         self._group = group
-        self._device = device
+        self.device = device
         flags = self._empty(_FLAG_BYTES).zero_()
         self.settle()  # before peers, which the rendezvous lets go on, raise any
         self._flags = _CudaWindow(flags, group)
         self._addresses = self._flags.addresses
+        self._place = self._flags.place
+        self._streams: dict[int, torch.cuda.Stream] = {}
 
     def _empty(self, size: int) -> torch.Tensor:
-        return _memory_type().empty_strided_p2p((size,), (1,), torch.uint8, self._device)
+        return _memory_type().empty_strided_p2p((size,), (1,), torch.uint8, self.device)
 
     def open_window(self, size: int) -> Window:
         return _CudaWindow(self._empty(size), self._group)
 
     def raise_flag(self, place: int, flag: int, value: int) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(self._device.index)
+        stream = torch._C._cuda_getCurrentRawStream(self.device.index)
         self._driver.write(stream, self._addresses[place] + 4 * flag, value)
 
     def await_flag(self, flag: int, value: int) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(self._device.index)
+        stream = torch._C._cuda_getCurrentRawStream(self.device.index)
         self._driver.wait(stream, self._addresses[self._place] + 4 * flag, value)
 
-    @property
-    def _place(self) -> int:
-        return self._flags._handle.rank
-
     def settle(self) -> None:
-        torch.cuda.synchronize(self._device)
+        torch.cuda.synchronize(self.device)
 
-    def stream(self) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(self._device)
+    def stream(self) -> int:
+        """By its handle, as to ask for more takes long."""
+        return torch._C._cuda_getCurrentRawStream(self.device.index)
 
-    def follow(self, stream: torch.cuda.Stream) -> None:
-        self.stream().wait_stream(stream)
+    def follow(self, stream: int) -> None:
+        earlier = torch.cuda.ExternalStream(stream, self.device)
+        torch.cuda.current_stream(self.device).wait_stream(earlier)
+
+    def issued(self) -> _Issued:
+        """All that is on the current stream so far."""
+        handle = self.stream()
+        if handle not in self._streams:
+            self._streams[handle] = torch.cuda.current_stream(self.device)
+        return _Issued(self._streams[handle], handle)
 
 
 @final
 class _Issued:
     """What was put on a stream, up to here: as much of a torch Work as is asked of one."""
 
-    __slots__ = ("_event", "_stream")
+    __slots__ = ("_device", "_event", "_handle")
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
-        self._event = stream.record_event()
+    def __init__(self, stream: torch.cuda.Stream, handle: int) -> None:
+        self._handle = handle
+        self._device = stream.device
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
 
     def wait(self, timeout: object = None) -> bool:
         """The current stream waits."""
-        current = torch.cuda.current_stream(self._stream.device)
-        if current != self._stream:
-            current.wait_event(self._event)
+        if torch._C._cuda_getCurrentRawStream(self._device.index) != self._handle:
+            torch.cuda.current_stream(self._device).wait_event(self._event)
         return True
 
     def is_completed(self) -> bool:
@@ -306,7 +319,7 @@ class SymmetricTransport:
         if use is None or transfer.is_own:
             return Posting(request)
         self._arena.pull(use, transfer.sources[transfer.place], request.out)
-        return Posting(request, cast(dist.Work, _Issued(self._link.stream())))
+        return Posting(request, cast(dist.Work, self._link.issued()))
 
     def _fetched(self, request: CollectiveRequest, transfer: Transfer) -> Use | None:
         """The use in which the source of a fetch is published: once for all ranks, each of which
@@ -361,7 +374,7 @@ class SymmetricTransport:
 
     def release(self) -> None:
         """Let streams go on that wait here for peers which will not come."""
-        with torch.cuda.stream(torch.cuda.Stream(self._link.stream().device)):
+        with torch.cuda.stream(torch.cuda.Stream(self._link.device)):
             self._arena.release()
 
 

@@ -52,6 +52,7 @@ class SizedTransfer:
     transfer: Transfer
     shape: tuple[int, ...]
     order: tuple[int, ...]
+    strides: tuple[int, ...]
     cause: str
 
     def request(self, src: torch.Tensor, into: torch.Tensor | None = None) -> CollectiveRequest:
@@ -63,8 +64,7 @@ class SizedTransfer:
         elif into is not None:
             out = into
         else:
-            strides = dense_strides(self.shape, self.order)
-            out = torch.empty_strided(self.shape, strides, dtype=src.dtype, device=src.device)
+            out = torch.empty_strided(self.shape, self.strides, dtype=src.dtype, device=src.device)
         return CollectiveRequest(
             self.number,
             self.collective,
@@ -109,6 +109,7 @@ class BoundTransfer:
         more than one chunk."""
         team = self.mesh.team(self.rank, self.mesh_axis)
         sources = self._sources(len(team), symbols)
+        shape = tuple(evaluate(extent, symbols) for extent in self.shape)
         return SizedTransfer(
             self.number,
             self.collective,
@@ -119,8 +120,9 @@ class BoundTransfer:
                 evaluate(self.bytes, symbols),
                 (self.number, *(symbols[name] for name in self.pieces)),
             ),
-            tuple(evaluate(extent, symbols) for extent in self.shape),
+            shape,
             self.order,
+            dense_strides(shape, self.order),
             self.cause,
         )
 

@@ -4,6 +4,7 @@ thread, and nothing holds up the host."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from threading import Lock
 from types import TracebackType
 from typing import ClassVar, Final, final
@@ -64,6 +65,28 @@ class StreamPool:
             self._events.extend(events)
 
 
+Following = Callable[["WorkerStreams"], None]
+"""What is done for an event of a plan, on the streams of a call."""
+
+
+def bind_events(tells: Sequence[Event | None]) -> tuple[Following | None, ...]:
+    """What is done for what each action of a plan always tells; None for what concerns no streams,
+    and actions that do something themselves."""
+    return tuple(_bind_event(told) for told in tells)
+
+
+def _bind_event(told: Event | None) -> Following | None:
+    match told:
+        case SwitchStream(stream):
+            return lambda streams: streams.switch(stream)
+        case Mark():
+            return lambda streams: streams.mark(told)
+        case AwaitMark(mark):
+            return lambda streams: streams.await_mark(mark)
+        case _:
+            return None
+
+
 @final
 class WorkerStreams:
     """The streams of one call; used as a context, behind which the caller's is current again.
@@ -72,18 +95,19 @@ class WorkerStreams:
     it let go of may be in use there.
     """
 
-    __slots__ = ("_caller", "_device", "_guard", "_marks", "_pool", "_used")
+    __slots__ = ("_caller", "_current", "_device", "_guard", "_marks", "_pool", "_used")
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._guard = torch.cuda.device(device)
         self._pool = StreamPool.of(device)
-        self._marks: dict[Mark, torch.cuda.Event] = {}
+        self._marks: dict[tuple[int, int], torch.cuda.Event] = {}
         self._used: dict[int, torch.cuda.Stream] = {}
 
     def __enter__(self) -> WorkerStreams:
         self._guard.__enter__()
-        self._caller = torch.cuda.current_stream(self._device)
+        self._caller = self._current = torch.cuda.current_stream(self._device)
+        self._used[CALLER] = self._caller
         return self
 
     def __exit__(
@@ -96,23 +120,29 @@ class WorkerStreams:
             torch.cuda.set_stream(self._caller)
             if error is not None:
                 for stream in self._used.values():
-                    self._caller.wait_stream(stream)
+                    if stream is not self._caller:
+                        self._caller.wait_stream(stream)
             self._pool.give_back(list(self._marks.values()))
         finally:
             self._guard.__exit__(kind, error, trace)
 
     def follow(self, event: Event) -> None:
         """Do what a program asks for that concerns streams."""
-        match event:
-            case SwitchStream(stream) if stream == CALLER:
-                torch.cuda.set_stream(self._caller)
-            case SwitchStream(stream):
-                self._used[stream] = self._pool.stream(stream)
-                torch.cuda.set_stream(self._used[stream])
-            case Mark():
-                self._marks[event] = mark = self._pool.take_event()
-                mark.record(torch.cuda.current_stream(self._device))
-            case AwaitMark(mark):
-                torch.cuda.current_stream(self._device).wait_event(self._marks[mark])
-            case _:
-                pass
+        following = _bind_event(event)
+        if following is not None:
+            following(self)
+
+    def switch(self, number: int) -> None:
+        """What follows runs on this stream."""
+        stream = self._used.get(number)
+        if stream is None:
+            stream = self._used[number] = self._pool.stream(number)
+        self._current = stream
+        torch.cuda.set_stream(stream)
+
+    def mark(self, mark: Mark) -> None:
+        event = self._marks[mark.event, mark.instance] = self._pool.take_event()
+        event.record(self._current)
+
+    def await_mark(self, mark: Mark) -> None:
+        self._current.wait_event(self._marks[mark.event, mark.instance])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import islice
 from typing import Any, final
 
@@ -24,7 +24,7 @@ from meshfuse.dist.agreement import Agreement
 from meshfuse.expr import IntExpr, evaluate, free_symbols, is_const
 from meshfuse.expr.generate import compile_expressions
 from meshfuse.facts.sharding import describe
-from meshfuse.host.events import CALLER, Event
+from meshfuse.host.events import CALLER, AwaitWork, Event
 from meshfuse.host.nodes import (
     Covers,
     Demand,
@@ -105,12 +105,14 @@ class Step(ABC):
 @frozen_dataclass
 class Bound:
     """An action, and what a trace says of it. `tells`: what it always tells the driver; None for
-    one that does something itself, or posts. `stream`: where it runs."""
+    one that does something itself, or posts. `stream`: where it runs. `at_once`: of a post, its
+    number and the action that takes its place where the wait follows at once."""
 
     action: Action
     traced: Traced | None = None
     tells: Event | None = None
     stream: int = CALLER
+    at_once: tuple[int, Action] | None = None
 
     @staticmethod
     def telling(event: Event, stream: int = CALLER) -> Bound:
@@ -338,10 +340,12 @@ class Executable:
         for buffer in self._inputs_here():
             wanted = tuple(islice(values, len(buffer.shape)))
             self._check_shape(buffer, slots[self._names.slots[buffer.name]].shape, wanted, symbols)
-        bound = without_known_marks(
-            found
-            for step in self.steps
-            for found in step.expand(Sizes(take(values, step), symbols))
+        bound = _awaited_at_once(
+            without_known_marks(
+                found
+                for step in self.steps
+                for found in step.expand(Sizes(take(values, step), symbols))
+            )
         )
         return Plan(
             tuple(found.action for found in bound),
@@ -400,6 +404,19 @@ class Executable:
             + (f" ({origins})" if origins else "")
             + place
         )
+
+
+def _awaited_at_once(bound: Sequence[Bound]) -> list[Bound]:
+    """Posts that are awaited before anything else is done need no stream of their own."""
+    following = [*(found.tells for found in bound[1:]), None]
+    return [
+        replace(found, action=found.at_once[1])
+        if found.at_once is not None
+        and found.stream == CALLER
+        and told == AwaitWork(found.at_once[0])
+        else found
+        for found, told in zip(bound, following, strict=True)
+    ]
 
 
 def _origins_on(program: HostProgram, rank: int) -> dict[str, SizeOf]:

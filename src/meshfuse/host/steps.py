@@ -15,7 +15,12 @@ from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.trace import Trace, Work
 from meshfuse.codegen.source import KernelSource
-from meshfuse.dist.bound_collectives import BoundCollective, BoundPart, PlacedTensor
+from meshfuse.dist.bound_collectives import (
+    BoundCollective,
+    BoundPart,
+    PlacedTensor,
+    SizedCollective,
+)
 from meshfuse.dist.executors import CommunicationExecutor
 from meshfuse.expr import IntExpr
 from meshfuse.facts.holdings import shape_outside
@@ -411,15 +416,20 @@ class PostStep(Step):
     stride: int
 
     def bind(self, sizes: Sizes) -> Action:
+        return self._post(self._sized(sizes))
+
+    def expand(self, sizes: Sizes) -> Iterator[Bound]:
+        sized = self._sized(sizes)
+        at_once = self._post(replace(sized, at_once=True))
+        yield Bound(self._post(sized), self.traced, at_once=(sized.number, at_once))
+
+    def _sized(self, sizes: Sizes) -> SizedCollective:
+        number = self.collective.number + sizes.iteration * self.stride
+        return replace(self.collective.at(sizes.symbols, self.device), number=number)
+
+    def _post(self, collective: SizedCollective) -> Action:
         src, out = self.src, self.out
-        collective = self.collective.at(sizes.symbols, self.device)
-        number = collective.number + sizes.iteration * self.stride
-        collective = replace(collective, number=number)
-
-        def post(slots: Slots) -> Post:
-            return Post(collective.request(slots[src], slots[out]))
-
-        return post
+        return lambda slots: Post(collective.request(slots[src], slots[out]))
 
 
 @bind_step.register
