@@ -343,7 +343,6 @@ def main() -> None:
     if options.shapes:
         shapes = tuple(tuple(int(size) for size in text.split("x")) for text in options.shapes)
     with run_job(options) as job:
-        forms.tell_if_missing(job)
         report = Report(job, options.out, vars(options))
         cases: list[tuple[int, Case]] = []
         wanted = [(kind, place) for kind in options.kinds for place in range(len(shapes))]

@@ -168,7 +168,6 @@ def main() -> None:
     m, k, n = (128, 64, 64) if options.tiny else options.size
     link = Link(options.latency / 1000, options.bandwidth * 1e6)
     with run_job(options) as job, slow_link(link):
-        forms.tell_if_missing(job)
         report = Report(job, options.out, vars(options))
         problem = Problem(AG, m, k, n, job.size)
         operands = random_operands(problem, job, 0, DTYPE)

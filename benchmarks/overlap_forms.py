@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from ranks import Job
 
-from meshfuse import FusionDefinition, multidevice
+from meshfuse import FusionDefinition
 from meshfuse.host.nodes import Communicate, ForLoop, Node, all_nodes
+from meshfuse.multidevice import Overlap
 
 CHUNKS = (2, 4, 8)
 PIECES = (1, 2)
@@ -18,33 +17,15 @@ PIECES = (1, 2)
 PLAIN = "plain"
 
 
-def explicit_forms() -> dict[str, object]:
-    """What `overlap=` takes beside "auto" and "off", by name; empty if this meshfuse has none."""
-    overlap = getattr(multidevice, "Overlap", None)
-    if overlap is None or not understands_overlap():
-        return {}
-    forms = {f"chunks({count})": overlap.chunks(count) for count in CHUNKS}
-    return {**forms, **{f"peers({pieces})": overlap.peers(pieces) for pieces in PIECES}}
+def explicit_forms() -> dict[str, Overlap]:
+    """What `overlap=` takes beside "auto" and "off", by name."""
+    forms = {f"chunks({count})": Overlap.chunks(count) for count in CHUNKS}
+    return {**forms, **{f"peers({pieces})": Overlap.peers(pieces) for pieces in PIECES}}
 
 
-def understands_overlap() -> bool:
-    return "overlap" in inspect.signature(FusionDefinition.execute).parameters
-
-
-def tell_if_missing(job: Job) -> None:
-    if not understands_overlap():
-        job.say("NOTICE: execute() takes no overlap= here; meshfuse runs everything plain")
-    elif not explicit_forms():
-        job.say("NOTICE: multidevice.Overlap is not here; explicit forms are left out")
-
-
-def execute(
-    fd: FusionDefinition, inputs: Iterable[torch.Tensor], form: object
-) -> list[torch.Tensor]:
+def execute(fd: FusionDefinition, inputs: Iterable[torch.Tensor], form: Any) -> list[torch.Tensor]:
     """One call in a form: "auto", "off", or one of `explicit_forms`."""
-    if understands_overlap():
-        return fd.execute(inputs, overlap=form)  # pyright: ignore[reportCallIssue]
-    return fd.execute(inputs)
+    return fd.execute(inputs, overlap=form)
 
 
 def chosen_form(fd: FusionDefinition) -> str:

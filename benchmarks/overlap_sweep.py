@@ -179,7 +179,6 @@ def main() -> None:
     parser.set_defaults(limit=420.0)
     options = parser.parse_args()
     with run_job(options) as job:
-        forms.tell_if_missing(job)
         report = Report(job, options.out, vars(options))
         cases = earlier(job, options.out, options.tiny)
         report.cases.extend(cases)

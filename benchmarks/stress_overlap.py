@@ -230,7 +230,6 @@ def main() -> None:
     parser.set_defaults(stall=90.0)
     options = parser.parse_args()
     with run_job(options) as job:
-        forms.tell_if_missing(job)
         report = Report(job, options.out, vars(options))
         draw = random.Random(options.seed)
         drawn = draw_subjects(draw, job, options.subjects, options.tiny)

@@ -219,7 +219,6 @@ def main() -> None:
     if options.tiny:
         options.batch, options.sequence, options.hidden, options.heads = 2, 16, 64, 4
     with run_job(options) as job:
-        forms.tell_if_missing(job)
         report = Report(job, options.out, vars(options))
         sizes = Sizes(options.batch, options.sequence, options.hidden, options.heads, job.size)
         job.say(f"{sizes}, bfloat16")

@@ -66,7 +66,7 @@ class Pending:
 
         Raises CommunicationError naming operation and missing ranks: see deadlines.wait.
         """
-        if self.group is not None:
+        if self.group is not None and (self.posting.work is not None or self.posting.steps):
             self.group.wait(
                 self.posting, Deadline.after(self.seconds if seconds is None else seconds)
             )
@@ -98,6 +98,7 @@ class _Attachment:
     histories: dict[tuple[int, ...], CallHistory] = field(
         default_factory=dict[tuple[int, ...], CallHistory]
     )
+    joined: dict[tuple[int, ...], Group] = field(default_factory=dict[tuple[int, ...], Group])
     transports: dict[tuple[int, ...], SymmetricTransport] = field(
         default_factory=dict[tuple[int, ...], SymmetricTransport]
     )
@@ -271,6 +272,10 @@ class Communicator:
     def _joined_group(self, team: tuple[int, ...], device: torch.device, purpose: object) -> Group:
         """The group of a team with its symmetric memory, which all its ranks ask for alike. Where
         there is none, a warning has said why, once."""
+        attachment = self._attach(purpose)
+        group = attachment.joined.get(team)
+        if group is not None:
+            return group
         group = self.group(team, device.type, purpose)
         if not group.has_joined:
             store = dist.PrefixStore("symmetric", group.board.notices)
@@ -280,6 +285,7 @@ class Communicator:
             if reason:
                 text = f"meshfuse: chunks between ranks {team} go through NCCL: {reason}"
                 warnings.warn(text, UserWarning, stacklevel=2)
+        attachment.joined[team] = group
         return group
 
     def begin_call(self, program: str | None) -> CallScope:

@@ -87,7 +87,8 @@ class Group:
             except RuntimeError as error:
                 raise self._failed(request, self._sequence, error) from error
             posting.sequence = self._sequence
-            self._outstanding[posting.sequence] = posting
+            if posting.work is not None:
+                self._outstanding[posting.sequence] = posting
         return posting
 
     def _start(self, backend: CollectiveBackend, request: CollectiveRequest) -> Posting:

@@ -30,7 +30,7 @@ from meshfuse.base.errors import InvariantError, Unsupported
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.arena import Arena, Use, Window
 from meshfuse.dist.board import identify_process
-from meshfuse.dist.collectives import CollectiveRequest, Posting, Transfer, check_request
+from meshfuse.dist.collectives import CollectiveRequest, Posting, Transfer
 from meshfuse.dist.deadlines import DEFAULT_SECONDS, backend_limit
 
 _FLAG_BYTES = 1 << 16
@@ -308,7 +308,6 @@ class SymmetricTransport:
     def post(self, request: CollectiveRequest) -> Posting:
         """Put a fetch or delivery on the current stream. All ranks of the team post alike, those
         too where nothing moves."""
-        check_request(request)
         _refuse_capture()
         transfer = request.transfer
         if transfer is None:
