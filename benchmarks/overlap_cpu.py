@@ -93,7 +93,7 @@ def variants_of(problem: Problem, operands: Operands, counts: list[int]) -> dict
         found[f"{count} chunks on streams"] = Variant(
             lambda number, fd=fd: forms.execute(fd, inputs, "off"), from_chunks
         )
-    named = {"auto": "auto", **forms.explicit_forms()} if forms.understands_overlap() else {}
+    named = {"auto": "auto", **forms.explicit_forms()}
     for name, form in named.items():
         fd = define(problem, DTYPE)
         found[f"overlap={name}"] = Variant(
