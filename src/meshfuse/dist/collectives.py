@@ -343,6 +343,8 @@ def post(backend: CollectiveBackend, request: CollectiveRequest) -> Posting:
         case _:
             posting = _post_reduce_scatter(backend, request, src, out)
     posting.steps = (*posting.steps, wire.finish)
+    if posting.work is None:  # it was put on the current stream, and what is left follows there
+        posting.advance()
     return posting
 
 

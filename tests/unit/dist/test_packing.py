@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
 
 from meshfuse.base.errors import CommunicationError, InvariantError
-from meshfuse.dist.collectives import CollectiveRequest, wire_of
+from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, post, wire_of
 from meshfuse.dist.packing import Blocks, Region, places_of
 from meshfuse.dist.simulated import SimulatedTransport, perform
 from meshfuse.ir.mesh import make_mesh
@@ -168,3 +169,24 @@ def test_padding_is_not_unpacked() -> None:
     assert out.tolist() == [1, 2]
     assert blocks.memory_in(out) is None
     assert blocks.pack(out).numel() == 3
+
+
+class AtOnce:
+    """A backend that is done when it returns, as NCCL on the current stream: it gives no work."""
+
+    def __init__(self, blocks: list[torch.Tensor]) -> None:
+        self.blocks = blocks
+
+    def _allgather_base(self, out: torch.Tensor, src: torch.Tensor) -> None:
+        out.copy_(torch.cat(self.blocks))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_parts_are_put_in_their_place_where_there_is_no_work_to_wait_for(rank: int) -> None:
+    by_name = {case.name: case for case in along_one_axis(mesh_of(0, 1))}
+    case = by_name["gather uneven axis 0"]
+    backend = AtOnce([wire_of(case.request(other)).send for other in (0, 1)])
+    request = replace(case.request(rank), at_once=True)
+    posting = post(cast(CollectiveBackend, backend), request)
+    assert posting.work is None and posting.steps == ()
+    assert torch.equal(request.out, case.wanted(rank))
