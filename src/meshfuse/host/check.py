@@ -6,20 +6,22 @@ do not wait for, or wait for for ever (meetings.py), and says it as values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from meshfuse.base.errors import InvariantError
+from meshfuse.expr import free_symbols
 from meshfuse.host.faults import Fault, FaultKind
 from meshfuse.host.meetings import (
     Meeting,
     check_meetings,
     check_movements,
+    check_owners,
     check_updates,
     meetings_of,
     requests_of,
 )
-from meshfuse.host.nodes import HostProgram
-from meshfuse.host.unroll import unrolled
+from meshfuse.host.nodes import Chunk, HostProgram
+from meshfuse.host.unroll import Unrolled, unrolled
 from meshfuse.host.virtual_device import Name, Report, check_memory
 
 Standing = tuple[bool, ...]
@@ -36,17 +38,17 @@ def check_host_program(
 
     `ranks`: those to look at, all of its meshes if None. One is looked at for all that do the same,
     with one rank of each other kind that it meets: the cost is linear in the nodes and the kinds of
-    ranks. Loops are looked at unrolled, and places in the body are those there.
+    ranks. Loops are looked at unrolled, and places in the body are those there. Where chunks depend
+    on the rank, the last is looked at, too: of uneven blocks it has the smallest.
     """
-    program = unrolled(program)
-    standings = _standings(program)
+    shown, standings = unrolled(program), _standings(program)
     alike: dict[Standing, list[int]] = {}
     for rank in standings if ranks is None else ranks:
         if rank in standings:
             alike.setdefault(standings[rank], []).append(rank)
-    looked_at = {found[0]: tuple(found) for found in alike.values()}
-    partners = _partners(program, tuple(looked_at), standings)
-    return _check(dict.fromkeys((*looked_at, *partners), program), looked_at)
+    looked_at = dict(_chosen(shown, alike.values()))
+    partners = _partners(shown.program, tuple(looked_at), standings)
+    return _check(dict.fromkeys((*looked_at, *partners), shown), looked_at)
 
 
 def check_ranks(programs: Mapping[int, HostProgram]) -> tuple[Fault, ...]:
@@ -54,8 +56,8 @@ def check_ranks(programs: Mapping[int, HostProgram]) -> tuple[Fault, ...]:
 
     Ranks that are not given are taken to post what those that are expect of them.
     """
-    flat = {id(program): unrolled(program) for program in programs.values()}
-    shown = {rank: flat[id(program)] for rank, program in programs.items()}
+    unrolled_once = {id(program): unrolled(program) for program in programs.values()}
+    shown = {rank: unrolled_once[id(program)] for rank, program in programs.items()}
     return _check(shown, {rank: (rank,) for rank in programs})
 
 
@@ -69,7 +71,7 @@ def require_sound(program: HostProgram) -> None:
 
 
 def _check(
-    programs: Mapping[int, HostProgram], looked_at: Mapping[int, tuple[int, ...]]
+    programs: Mapping[int, Unrolled], looked_at: Mapping[int, tuple[int, ...]]
 ) -> tuple[Fault, ...]:
     """`looked_at`: the ranks whose memory is looked at, each with all that do the same."""
     faults: list[Fault] = []
@@ -78,11 +80,12 @@ def _check(
         having.setdefault(id(program), []).append(rank)
     posts: dict[int, tuple[Meeting, ...]] = {}
     for ranks in having.values():
-        program = programs[ranks[0]]
-        requests = requests_of(program)
-        shown = sorted(member for rank in ranks for member in looked_at.get(rank, ()))
-        check_movements(program, requests, shown, faults.append)
-        check_updates(program, shown, faults.append)
+        shown = programs[ranks[0]]
+        program, requests = shown.program, requests_of(shown.program)
+        members = sorted(member for rank in ranks for member in looked_at.get(rank, ()))
+        check_movements(program, requests, members, faults.append)
+        check_owners(shown, members, faults.append)
+        check_updates(program, members, faults.append)
         posts.update({rank: tuple(meetings_of(program, requests, rank)) for rank in ranks})
     for rank, alike in looked_at.items():
         check_memory(programs[rank], rank, _about(alike, faults))
@@ -99,6 +102,24 @@ def _about(ranks: tuple[int, ...], faults: list[Fault]) -> Report:
         faults.append(Fault(kind, node, ranks, buffer, why, number))
 
     return report
+
+
+def _chosen(
+    shown: Unrolled, alike: Iterable[Sequence[int]]
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Ranks to look at, each with those that it stands for."""
+    names = {found.symbol for found in shown.program.coordinates}
+    by_rank = any(
+        names.intersection(name.name for name in free_symbols(node.start))
+        or names.intersection(name.name for name in free_symbols(length))
+        for node in shown.program.body
+        if isinstance(node, Chunk)
+        for length in [shown.program.buffers[node.out].shape[node.axis]]
+    )
+    for ranks in alike:
+        apart = len(ranks) - 1 if by_rank and len(ranks) > 1 else len(ranks)
+        yield ranks[0], tuple(ranks[:apart])
+        yield from ((rank, (rank,)) for rank in ranks[apart:])
 
 
 def _standings(program: HostProgram) -> dict[int, Standing]:

@@ -1,32 +1,38 @@
 """What is known to be over, and when: the partial order of what one rank does.
 
-The stream does one thing after the other. A transfer begins after all that was known where it was
-posted, and is over for who has waited for it. Each is a timeline with a count of its own, and a
-clock says how far each is known to have come (vector clocks: Mattern, "Virtual time and global
-states of distributed systems", 1989).
+A stream does one thing after the other. A transfer begins after all that was known on its stream
+where it was posted, and is over for the stream that has waited for it. Each is a timeline with a
+count of its own, and the clock of a stream says how far it knows each to have come (vector clocks:
+Mattern, "Virtual time and global states of distributed systems", 1989). A mark keeps what its
+stream knew; who waits for it knows that, too.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
 from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.host.events import CALLER
 
 Clock = dict[int, int]
 """Timeline -> how much of it is known to be over."""
-
-STREAM = 0
-"""The timeline of all that is no transfer."""
 
 
 @final
 @frozen_dataclass
 class Moment:
-    """A point of a timeline, and the communication that it belongs to; None on the stream."""
+    """A point of a timeline: of a node that runs on a stream, or of the transfer that it posts.
+
+    `place`: the node's in the body, None for what was there before. `number` is the transfer's.
+    """
 
     timeline: int
     tick: int
+    stream: int
+    place: int | None
     number: int | None = None
 
 
@@ -39,45 +45,78 @@ class Transfer:
     clock: Clock
 
 
+def _timeline_of(stream: int) -> int:
+    """Those of transfers are above 0, as the caller's stream has 0 and workers what is below."""
+    return CALLER - stream
+
+
 @final
 @dataclass(slots=True)
 class Timelines:
-    """The clock of the stream, and the timelines of transfers.
+    """The clocks of the streams, of which one is current, and the timelines of transfers.
 
     A timeline is used again for a later transfer whose post knows the earlier one to be over: to
-    know the later one is then to know the earlier. So clocks are as long as there are transfers
-    under way at once, however long the program.
+    know the later one is then to know the earlier. So clocks are as long as there are streams, and
+    transfers under way at once, however long the program.
     """
 
-    _known: Clock = field(default_factory=lambda: {STREAM: 0})
+    stream: int = CALLER
+    _place: int | None = None
+    _clocks: defaultdict[int, Clock] = field(
+        default_factory=lambda: defaultdict[int, Clock](dict[int, int], {CALLER: {0: 0}})
+    )
     _last: Clock = field(default_factory=dict[int, int])
     _idle: list[int] = field(default_factory=list[int])
 
-    def step(self) -> None:
-        """The stream goes on to its next node."""
-        self._known[STREAM] += 1
+    @property
+    def _known(self) -> Clock:
+        return self._clocks[self.stream]
+
+    def step(self, place: int | None, stream: int = CALLER) -> None:
+        """On to the node at this place, on this stream."""
+        self.stream, self._place = stream, place
+        clock, timeline = self._known, _timeline_of(stream)
+        clock[timeline] = clock.get(timeline, 0) + 1
 
     def now(self) -> Moment:
-        return Moment(STREAM, self._known[STREAM])
+        timeline = _timeline_of(self.stream)
+        return Moment(timeline, self._known.get(timeline, 0), self.stream, self._place)
 
-    def knows(self, moment: Moment) -> bool:
-        """Whether what happened there is over for what the stream does now."""
-        return self._known.get(moment.timeline, 0) >= moment.tick
+    def knows(self, moment: Moment, stream: int | None = None) -> bool:
+        """Whether what happened there is over for what a stream, or the current one, does next."""
+        clock = self._known if stream is None else self._clocks[stream]
+        return clock.get(moment.timeline, 0) >= moment.tick
+
+    # Marks.
+
+    def mark(self) -> Mapping[int, int]:
+        """What the current stream knows, itself included."""
+        return dict(self._known)
+
+    def learn(self, clock: Mapping[int, int]) -> None:
+        """The current stream waits until what this clock says is over."""
+        known = self._known
+        for timeline, tick in clock.items():
+            known[timeline] = max(tick, known.get(timeline, 0))
+
+    # Transfers.
 
     def begin(self, number: int) -> Transfer:
-        """A transfer posted now."""
-        timeline = self._timeline()
+        """A transfer posted now, on the current stream."""
+        timeline = self._free_timeline()
         tick = self._last.get(timeline, 0) + 1
         self._last[timeline] = tick
-        return Transfer(Moment(timeline, tick, number), {**self._known, timeline: tick})
+        moment = Moment(timeline, tick, self.stream, self._place, number)
+        return Transfer(moment, {**self._known, timeline: tick})
 
-    def _timeline(self) -> int:
-        if self._idle and self._known.get(self._idle[-1], 0) >= self._last[self._idle[-1]]:
-            return self._idle.pop()
+    def _free_timeline(self) -> int:
+        known = self._known
+        for place, timeline in enumerate(self._idle):
+            if known.get(timeline, 0) >= self._last[timeline]:
+                return self._idle.pop(place)
         return 1 + len(self._last)
 
     def end(self, transfer: Transfer) -> None:
-        """The stream waits for a transfer."""
-        for timeline, tick in transfer.clock.items():
-            self._known[timeline] = max(tick, self._known.get(timeline, 0))
+        """The current stream waits for a transfer."""
+        self.learn(transfer.clock)
         self._idle.append(transfer.moment.timeline)

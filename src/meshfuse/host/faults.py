@@ -7,6 +7,7 @@ from enum import Enum
 from typing import final
 
 from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.host.events import CALLER
 from meshfuse.host.nodes import Communicate, Evaluate, Node
 from meshfuse.host.printer import print_node
 from meshfuse.ir.axes import ScalarName, TensorName
@@ -16,7 +17,7 @@ _LONGEST_NODE = 100
 
 
 class FaultKind(Enum):
-    """Of one rank's memory and waits, of its results, then of ranks that meet."""
+    """Of one rank's memory and waits, its streams, its results, then of ranks that meet."""
 
     use_before_allocation = "use before allocation"
     use_after_free = "use after free"
@@ -34,6 +35,11 @@ class FaultKind(Enum):
     double_post = "double post"
     never_awaited = "never awaited"
 
+    race = "race"
+    freed_in_use = "freed in use"
+    not_joined = "not joined"
+    unrecorded_event = "wait for an unrecorded event"
+
     output_missing = "output missing"
     output_unwritten = "output unwritten"
     update_misplaced = "update misplaced"
@@ -43,6 +49,7 @@ class FaultKind(Enum):
     order_differs = "order differs"
     ranks_disagree = "ranks disagree"
     cyclic_wait = "cyclic wait"
+    wrong_owner = "wrong owner"
 
 
 @final
@@ -74,6 +81,11 @@ def ranks_text(ranks: Sequence[int]) -> str:
     if len(ranks) > 2 and tuple(ranks) == tuple(range(first, last + 1)):
         return f"ranks {first} to {last}"
     return f"ranks {', '.join(map(str, ranks))}"
+
+
+def stream_text(stream: int) -> str:
+    """`stream 2`, `the caller's stream`."""
+    return "the caller's stream" if stream == CALLER else f"stream {stream}"
 
 
 def node_text(node: Node) -> str:

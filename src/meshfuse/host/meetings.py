@@ -13,8 +13,9 @@ from typing import cast, final
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.facts.sharding import Sharding, describe, describe_axes, owners_of
 from meshfuse.host.faults import Fault, FaultKind, node_text, ranks_text
-from meshfuse.host.nodes import Collective, Communicate, HostProgram, all_nodes
+from meshfuse.host.nodes import Collective, Communicate, HostProgram
 from meshfuse.host.presence import takes_part
+from meshfuse.host.unroll import Unrolled
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
 
 Team = tuple[int, ...]
@@ -56,11 +57,11 @@ Instance = tuple[Team, int]
 
 
 def requests_of(program: HostProgram) -> list[Request]:
-    """The communications of a program, in order."""
+    """The communications of an unrolled program, in order: posts are made in that of the text, on
+    whatever streams they stand."""
     return [
         Request(place, node, _facts(program, node))
-        for place, top in enumerate(program.body)
-        for node in all_nodes([top])
+        for place, node in enumerate(program.body)
         if isinstance(node, Communicate)
     ]
 
@@ -196,6 +197,25 @@ def check_updates(program: HostProgram, ranks: Sequence[int], tell: Tell) -> Non
             tell(Fault(FaultKind.update_misplaced, None, tuple(ranks), output.alias, why))
 
 
+def check_owners(shown: Unrolled, ranks: Sequence[int], tell: Tell) -> None:
+    """Each rank fetches from a place that there is, and each is delivered one part."""
+    for place, node in enumerate(shown.program.body):
+        if not isinstance(node, Communicate) or node.owner is None or node.mesh_axis is None:
+            continue
+        values = {**shown.sizes, **shown.issued[place].indices}
+        count = node.mesh.axis_size(node.mesh_axis)
+        owners = [node.owner_at(each, values) for each in range(count)]
+        wrong = [owner for owner in owners if owner not in range(count)]
+        if wrong:
+            reason = f"there is no place {wrong[0]} along {node.mesh_axis} of {node.mesh}"
+        elif node.collective is Collective.deliver and len({*owners}) < count:
+            reason = f"ranks deliver to places {_shown(tuple(owners))}: some get nothing"
+        else:
+            continue
+        why, who = f"{node_text(node)}: {reason}", tuple(r for r in ranks if r in node.ranks)
+        tell(Fault(FaultKind.wrong_owner, place, who, node.out, why, node.number))
+
+
 # Whether they meet.
 
 
@@ -220,9 +240,12 @@ def _check_team(
     tell: Tell,
 ) -> bool:
     """Whether the order of the team's collectives is the same on all its ranks."""
-    common = {meeting.number for meetings in members.values() for meeting in meetings}
-    for number in sorted(common):
-        theirs = {r: m for r, meetings in members.items() for m in meetings if m.number == number}
+    by_number: dict[int, dict[int, Meeting]] = {}
+    for rank, meetings in members.items():
+        for meeting in meetings:
+            by_number.setdefault(meeting.number, {})[rank] = meeting
+    common = set(by_number)
+    for number, theirs in sorted(by_number.items()):
         lacking = [rank for rank in members if rank not in theirs]
         if lacking:
             common.discard(number)

@@ -1,24 +1,28 @@
-"""Loops as what they do: the nodes of their iterations in a row."""
+"""Loops as what they do: the nodes of their iterations in a row, on the streams where they run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, final
 
-from meshfuse.expr import const_value, evaluate
+from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.expr import evaluate
+from meshfuse.host.assumed_sizes import assumed_sizes
+from meshfuse.host.events import CALLER
 from meshfuse.host.nodes import (
+    Chunk,
     Communicate,
     Evaluate,
     ForLoop,
     HostProgram,
     Node,
     OnStream,
+    Record,
     Wait,
+    WaitEvent,
     all_nodes,
 )
-
-_SHOWN = 3
-"""Iterations that show all: the first, one that follows on one and is followed, the last."""
 
 
 def iterations(
@@ -36,38 +40,108 @@ def iterations(
             yield node, sizes
 
 
-def unrolled(program: HostProgram) -> HostProgram:
-    """The program with three iterations of each loop, or fewer, in a row: enough to check it.
+@final
+@frozen_dataclass
+class Issued:
+    """Where a node is issued: the stream, the indices of the loops that it stands in, and how many
+    iterations of loops came before.
 
-    Sizes still name the indices. A program without loops is itself.
+    `is_sample`: of one of those loops not all iterations are shown.
     """
-    if not any(isinstance(node, ForLoop) for node in all_nodes(program.body)):
-        return program
-    stride = sum(isinstance(node, Communicate) for node in all_nodes(program.body))
-    return replace(program, body=tuple(_unrolled(program.body, 0, stride, {})))
+
+    stream: int = CALLER
+    indices: Mapping[str, int] = field(default_factory=dict[str, int])
+    iteration: int = 0
+    is_sample: bool = False
 
 
-def _unrolled(
-    body: Iterable[Node], iteration: int, stride: int, indices: Mapping[str, int]
-) -> Iterator[Node]:
-    """What adds to a sum writes it in the first iteration, and what arrives then arrives there."""
-    for node in body:
+_AT_ONCE: Final = Issued()
+
+
+@final
+@frozen_dataclass
+class Unrolled:
+    """The nodes of `program` in a row, in the order in which they are issued, without loops and
+    streams: those are in `issued`, by place. `sizes` are assumed."""
+
+    program: HostProgram
+    issued: tuple[Issued, ...]
+    sizes: Mapping[str, int]
+
+
+def unrolled(program: HostProgram) -> Unrolled:
+    """As many iterations of each loop in a row as show all that there is to see.
+
+    Of a loop on n streams these are n + 1, of which the last follows the first on its stream, and
+    the last n, for which the caller waits: of a loop on one stream the first two and the last.
+    """
+    nodes = list(all_nodes(program.body))
+    if not any(isinstance(node, ForLoop | OnStream | Chunk) for node in nodes):
+        return Unrolled(program, (_AT_ONCE,) * len(program.body), {})
+    stride = sum(isinstance(node, Communicate) for node in nodes)
+    work = _Unrolling(assumed_sizes(program), stride)
+    found = list(work.unroll(program.body, _AT_ONCE))
+    body = tuple(node for node, _ in found)
+    return Unrolled(replace(program, body=body), tuple(there for _, there in found), work.sizes)
+
+
+@final
+@dataclass(frozen=True)
+class _Unrolling:
+    """`stride`: by how much numbers of communications go on from one iteration to the next."""
+
+    sizes: Mapping[str, int]
+    stride: int
+
+    def unroll(self, body: Iterable[Node], there: Issued) -> Iterator[tuple[Node, Issued]]:
+        for node in body:
+            match node:
+                case ForLoop():
+                    yield from self._unroll_loop(node, there)
+                case OnStream(stream, inside):
+                    stream_number = evaluate(stream, {**self.sizes, **there.indices})
+                    yield from self.unroll(inside, replace(there, stream=stream_number))
+                case _:
+                    yield self._in_iteration(node, there), there
+
+    def _unroll_loop(self, loop: ForLoop, there: Issued) -> Iterator[tuple[Node, Issued]]:
+        count = evaluate(loop.count, {**self.sizes, **there.indices})
+        shown = self._shown(loop, count, there.indices)
+        is_sample = there.is_sample or len(shown) < count
+        for k in shown:
+            indices = {**there.indices, loop.index: k}
+            iteration = there.iteration * count + k
+            yield from self.unroll(loop.body, Issued(there.stream, indices, iteration, is_sample))
+
+    def _shown(self, loop: ForLoop, count: int, indices: Mapping[str, int]) -> Sequence[int]:
+        """Joins wait for one iteration of each stream: all of them are shown."""
+        streams = self._streams(loop, count, indices)
+        joins = all(isinstance(node, Record | WaitEvent) for node in loop.body)
+        if joins or count <= 2 * streams + 1:
+            return range(count)
+        return [*range(streams + 1), *range(count - streams, count)]
+
+    def _streams(self, loop: ForLoop, count: int, indices: Mapping[str, int]) -> int:
+        """After how many iterations one runs on the stream of the first."""
+        found = next((node.stream for node in loop.body if isinstance(node, OnStream)), None)
+        if found is None:
+            return 1
+        inside = {**self.sizes, **indices}
+        first = evaluate(found, {**inside, loop.index: 0})
+        later = (k for k in range(1, count) if evaluate(found, {**inside, loop.index: k}) == first)
+        return next(later, count)
+
+    def _in_iteration(self, node: Node, there: Issued) -> Node:
+        """What adds to a sum writes it in the first iteration, and what arrives then arrives
+        there."""
         match node:
-            case ForLoop(count=count):
-                known = const_value(count)
-                shown = _SHOWN if known is None else min(known, _SHOWN)
-                for k in range(shown):
-                    inside = {**indices, node.index: k}
-                    yield from _unrolled(node.body, iteration * shown + k, stride, inside)
-            case OnStream(body=body):
-                yield replace(node, body=tuple(_unrolled(body, iteration, stride, indices)))
             case Communicate(number=number):
-                into = node.into if node.is_first_term(indices) else None
-                number += iteration * stride
-                yield replace(node, number=number, into=into, sum_over=None)
+                into = node.into if node.is_first_term(there.indices) else None
+                number += there.iteration * self.stride
+                return replace(node, number=number, into=into, sum_over=None)
             case Wait(number=number):
-                yield replace(node, number=number + iteration * stride)
-            case Evaluate() if not node.adds(indices):
-                yield replace(node, sum_over=None)
+                return replace(node, number=number + there.iteration * self.stride)
+            case Evaluate() if node.sum_over is not None and not node.adds(there.indices):
+                return replace(node, sum_over=None)
             case _:
-                yield node
+                return node

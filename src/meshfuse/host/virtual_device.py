@@ -1,13 +1,17 @@
 """A device without data: what one rank's part of a host program does to memory, and when.
 
-Buffers are names of memories, which last as long as any of their names. Two uses of a memory of
-which one writes must be in order; it is enough to keep the last write and the reads since (as
-Flanagan and Freund do, "FastTrack", 2009), so that every node costs the same.
+Buffers are names of memories, or of parts of them, which last as long as any of their names. Two
+uses of which one writes the same part must be in order; it is enough to keep of each part the last
+write and the reads since (as Flanagan and Freund do, "FastTrack", 2009).
+
+Memory is its stream's, that on which it was made: as soon as the host lets go of it, what is next
+on that stream may have it. So other streams use it only behind the place where it was made, and it
+is freed when that stream knows all uses to be over, whichever stream is current then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
@@ -15,8 +19,10 @@ from typing_extensions import assert_never
 
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.expr import evaluate
 from meshfuse.host.clocks import Moment, Timelines, Transfer
-from meshfuse.host.faults import FaultKind, node_text
+from meshfuse.host.events import CALLER
+from meshfuse.host.faults import FaultKind, node_text, stream_text
 from meshfuse.host.nodes import (
     Allocate,
     Chunk,
@@ -25,7 +31,6 @@ from meshfuse.host.nodes import (
     Evaluate,
     ForLoop,
     Free,
-    HostProgram,
     Launch,
     Node,
     OnStream,
@@ -36,6 +41,8 @@ from meshfuse.host.nodes import (
     WaitEvent,
 )
 from meshfuse.host.presence import nodes_here
+from meshfuse.host.regions import WHOLE, Memory, Region, chunk_of, view_of
+from meshfuse.host.unroll import Issued, Unrolled
 from meshfuse.host.uses import MAY_SHARE
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
@@ -47,64 +54,83 @@ Report = Callable[[FaultKind, int | None, Name | None, str, int | None], None]
 
 
 @final
-@dataclass(slots=True)
-class _Memory:
-    """What one or more names share. `reads`: the last on each timeline since `write`."""
+@frozen_dataclass
+class _Held:
+    """A name that exists, and what it shows of a memory. `writes`: how often that had been written
+    when this view was made; 0 for what is no view, or a chunk: whoever reads those wants the
+    latest."""
 
-    names: set[Name] = field(default_factory=set[Name])
-    write: Moment | None = None
-    reads: dict[int, Moment] = field(default_factory=dict[int, Moment])
+    memory: Memory
+    region: Region = WHOLE
     writes: int = 0
 
 
 @final
-@frozen_dataclass
-class _Held:
-    """A name that exists. `writes`: how often its memory had been written when this view of it was
-    made; 0 for what was made before, or is no view: whoever reads those wants the latest."""
+@dataclass(slots=True)
+class _Event:
+    """What streams knew where an event was marked, by instance. `is_sampled`: there are instances
+    that are not shown."""
 
-    memory: _Memory
-    writes: int = 0
+    marks: dict[int, Mapping[int, int]] = field(default_factory=dict[int, Mapping[int, int]])
+    is_sampled: bool = False
+
+    def find(self, instance: int) -> Mapping[int, int] | None:
+        """Of an iteration that is not shown, what is known of those before it."""
+        if instance not in self.marks and self.is_sampled:
+            instance = max((k for k in self.marks if k < instance), default=instance)
+        return self.marks.get(instance)
 
 
 @final
 class VirtualDevice:
     """One rank's memory. After a fault it goes on as if the program had been right."""
 
-    def __init__(self, program: HostProgram, rank: int, report: Report) -> None:
-        self._program = program
+    def __init__(self, shown: Unrolled, rank: int, report: Report) -> None:
+        self._shown = shown
+        self._program = shown.program
         self._rank = rank
         self._report = report
         self._told: set[tuple[FaultKind, Name | None, int | None]] = set()
         self._place: int | None = None
         self._node: Node | None = None
+        self._there = Issued()
+        self._values = self._values_at(self._there)
         self._held: dict[Name, _Held] = {}
         self._freed: set[Name] = set()
         self._time = Timelines()
         self._pending: dict[int, Transfer] = {}
         self._posts: dict[int, tuple[int, Communicate]] = {}
+        self._events: dict[int, _Event] = {}
 
     def run(self) -> None:
         """Do all that the rank does, and report what is wrong."""
+        self._time.step(None)
         given = () if self._program.random is None else self._program.random.outs
         for name in (*self._program.inputs, *given):
             self._make_written(name)
-        self._run(self._program.body)
-        self._place = self._node = None
-        self._finish()
-
-    def _run(self, body: Sequence[Node], inside: int | None = None) -> None:
-        """`inside`: the place of the node that the body stands in, if it is not the program's."""
-        nodes = nodes_here(self._program, body, self._rank)
+        nodes = nodes_here(self._program, self._program.body, self._rank)
         for place, (node, elsewhere) in enumerate(nodes):
-            self._place, self._node = place if inside is None else inside, node
-            self._time.step()
-            if isinstance(node, OnStream):
-                self._run(node.body, self._place)
-            elif node is not None:
+            self._go_to(place, node)
+            if node is not None:
                 self._do(node)
             for name in elsewhere:  # empty tensors
                 self._make_written(name)
+        self._place = self._node = None
+        self._time.step(None)
+        self._finish()
+
+    def _go_to(self, place: int, node: Node | None) -> None:
+        self._place, self._node = place, node
+        there = self._shown.issued[place]
+        if there.indices is not self._there.indices:
+            self._values = self._values_at(there)
+        self._there = there
+        self._time.step(place, there.stream)
+
+    def _values_at(self, there: Issued) -> Mapping[str, int]:
+        """Those of all symbols on this rank."""
+        coordinates = {found.symbol: found.of(self._rank) for found in self._program.coordinates}
+        return {**self._shown.sizes, **coordinates, **there.indices}
 
     def _tell(
         self, kind: FaultKind, name: Name | None, explanation: str, number: int | None = None
@@ -120,20 +146,22 @@ class VirtualDevice:
     def _do(self, node: Node) -> None:
         match node:
             case Allocate(buffer):
-                self._make(buffer, _Memory())
+                self._make(buffer, _Held(Memory(self._time.now())))
             case Free(buffers):
                 for name in buffers:
                     self._free(name)
-            case View(out, src):
-                self._share(out, src)
-            case Chunk(out, src):
-                self._make(out, self._look_up(src).memory)
+            case View(out, src, axis, mesh, mesh_axis):
+                self._share(out, src, (axis, mesh, mesh_axis))
+            case Chunk():
+                self._cut(node)
             case Clear(buffer):
                 self._write(buffer)
             case ForLoop() | OnStream():
                 raise InvariantError("loops are unrolled to be checked")
-            case Record() | WaitEvent():
-                pass
+            case Record():
+                self._mark(node)
+            case WaitEvent():
+                self._await_mark(node)
             case Launch():
                 self._launch(node)
             case Pick(out, src):
@@ -148,6 +176,13 @@ class VirtualDevice:
             case _:
                 assert_never(node)
 
+    def _cut(self, node: Chunk) -> None:
+        source, buffer = self._look_up(node.src), self._program.buffers[node.out]
+        start = evaluate(node.start, self._values)
+        length = evaluate(buffer.shape[node.axis], self._values)
+        region = chunk_of(source.region, node.axis, start, length)
+        self._make(node.out, _Held(source.memory, region))
+
     def _launch(self, node: Launch) -> None:
         kernel = self._program.kernels[node.kernel]
         pairs = list(zip(node.buffers, kernel.buffers, strict=True))
@@ -159,7 +194,7 @@ class VirtualDevice:
     def _evaluate(self, node: Evaluate) -> None:
         for expr in node.body:
             if isinstance(expr, MAY_SHARE) and expr.out != node.into:
-                self._share(expr.out, expr.src)
+                self._share(expr.out, expr.src, object())
                 continue
             for name in read_names(expr):
                 self._read(name)
@@ -182,17 +217,32 @@ class VirtualDevice:
                 FaultKind.double_post, None, f"number {node.number} stands twice", node.number
             )
         if node.makes_result:
-            self._make(
-                node.out, _Memory() if node.into is None else self._look_up(node.into).memory
-            )
+            self._make_result(node)
         source, result = self._look_up(node.src), self._look_up(node.out)
         self._check_read(node.src, source)
-        self._check_write(node.out, result.memory, FaultKind.write_in_flight, "writes")
+        self._check_write(node.out, result)
         transfer = self._time.begin(node.number)
-        source.memory.reads[transfer.moment.timeline] = transfer.moment
-        _record_write(result.memory, transfer.moment)
+        source.memory.read(source.region, transfer.moment)
+        if not self._is_own(node):
+            self._record_write(result, transfer.moment)
         self._posts[node.number] = (self._place or 0, node)
         self._pending[node.number] = transfer
+
+    def _is_own(self, node: Communicate) -> bool:
+        """Whether what is fetched, or delivered, is the rank's own: nothing moves then."""
+        if node.owner is None or node.mesh_axis is None:
+            return False
+        place = node.mesh.coordinate(self._rank, node.mesh_axis)
+        return evaluate(node.owner, self._values) == place
+
+    def _make_result(self, node: Communicate) -> None:
+        if self._is_own(node):
+            held = self._look_up(node.src)
+        elif node.into is not None:
+            held = self._look_up(node.into)
+        else:
+            held = _Held(Memory(self._time.now()))
+        self._make(node.out, held)
 
     def _wait(self, number: int) -> None:
         transfer = self._pending.pop(number, None)
@@ -205,26 +255,45 @@ class VirtualDevice:
             never = "nothing of this number has been posted"
             self._tell(FaultKind.wait_without_post, None, never, number)
 
+    def _mark(self, node: Record) -> None:
+        event = self._events.setdefault(node.event, _Event())
+        event.marks[evaluate(node.instance, self._values)] = self._time.mark()
+        event.is_sampled |= self._there.is_sample
+
+    def _await_mark(self, node: WaitEvent) -> None:
+        instance = evaluate(node.instance, self._values)
+        if instance < 0:
+            return
+        clock = self._events.get(node.event, _Event()).find(instance)
+        if clock is None:
+            why = f"instance {instance} of event {node.event} has not been recorded before"
+            self._tell(FaultKind.unrecorded_event, None, why)
+        else:
+            self._time.learn(clock)
+
     # Names.
 
-    def _make(self, name: Name, memory: _Memory, writes: int = 0) -> None:
+    def _make(self, name: Name, held: _Held) -> None:
         if name in self._held:
             if name in self._program.buffers:
                 self._tell(FaultKind.double_allocation, name, f"{name} exists already")
             self._drop(name)
         self._freed.discard(name)
-        memory.names.add(name)
-        self._held[name] = _Held(memory, writes)
+        held.memory.names.add(name)
+        self._held[name] = held
 
     def _make_written(self, name: Name) -> None:
-        self._make(name, _Memory(write=self._time.now(), writes=1))
+        memory = Memory(self._time.now())
+        memory.write(WHOLE, memory.made)
+        self._make(name, _Held(memory))
 
-    def _share(self, out: Name, src: Name) -> None:
+    def _share(self, out: Name, src: Name, view: Hashable) -> None:
         """`out` is a view of `src`, of what is in it now if anything is."""
         held = self._look_up(src)
-        if held.memory.write is not None:
+        if held.memory.is_written(held.region):
             self._read(src)
-        self._make(out, held.memory, held.memory.writes)
+        region = view_of(held.region, view)
+        self._make(out, _Held(held.memory, region, held.memory.writes))
 
     def _free(self, name: TensorName) -> None:
         if name in self._freed:
@@ -235,7 +304,7 @@ class VirtualDevice:
             return
         held = self._look_up(name)
         if held.memory.names == {name}:
-            self._check_write(name, held.memory, FaultKind.free_in_flight, "frees")
+            self._check_free(name, held.memory)
         self._drop(name)
         self._freed.add(name)
 
@@ -257,33 +326,77 @@ class VirtualDevice:
     def _read(self, name: Name) -> None:
         held = self._look_up(name)
         self._check_read(name, held)
-        now = self._time.now()
-        held.memory.reads[now.timeline] = now
+        held.memory.read(held.region, self._time.now())
 
     def _write(self, name: Name) -> None:
-        memory = self._look_up(name).memory
-        self._check_write(name, memory, FaultKind.write_in_flight, "writes")
-        _record_write(memory, self._time.now())
+        held = self._look_up(name)
+        self._check_write(name, held)
+        self._record_write(held, self._time.now())
+
+    def _record_write(self, held: _Held, moment: Moment) -> None:
+        held.memory.write(held.region, moment)
+        held.memory.is_sampled |= self._there.is_sample
 
     def _check_read(self, name: Name, held: _Held) -> None:
-        write = held.memory.write
-        if write is None:
-            self._tell(FaultKind.unwritten_read, name, f"nothing has been written to {name}")
-        elif not self._time.knows(write):
-            why = f"{name} is read while number {write.number} may still be writing it"
-            self._tell(FaultKind.read_before_wait, name, why, write.number)
-        elif 0 < held.writes < held.memory.writes:
-            others = ", ".join(sorted(held.memory.names - {name}))
+        memory, region = held.memory, held.region
+        self._check_made(name, memory)
+        if not memory.is_written(region):
+            why = f"nothing has been written to {name}"
+            self._tell(FaultKind.unwritten_read, name, why)
+        for write in [uses.write for uses in memory.uses(region) if uses.write is not None]:
+            if not self._time.knows(write):
+                kind = FaultKind.read_before_wait if write.number is not None else FaultKind.race
+                who = self._who(write)
+                why = f"{name} is read{self._here} while {who} may still be writing it"
+                self._tell(kind, name, why, write.number)
+                return
+        if 0 < held.writes < memory.last_write(region):
+            others = ", ".join(sorted(memory.names - {name}))
             why = f"{name} shows the memory of {others}, which has been overwritten since"
             self._tell(FaultKind.overwritten_read, name, why)
 
-    def _check_write(self, name: Name, memory: _Memory, kind: FaultKind, verb: str) -> None:
-        uses = [(read, "reading") for read in memory.reads.values()]
-        uses += [(memory.write, "writing")] if memory.write is not None else []
-        for moment, doing in uses:
+    def _check_write(self, name: Name, held: _Held) -> None:
+        self._check_made(name, held.memory)
+        for moment, doing in _moments(held.memory, held.region):
             if not self._time.knows(moment):
-                why = f"{verb} {name} while number {moment.number} may still be {doing} it"
+                is_moving = moment.number is not None
+                kind = FaultKind.write_in_flight if is_moving else FaultKind.race
+                who = self._who(moment)
+                why = f"writes {name}{self._here} while {who} may still be {doing} it"
                 self._tell(kind, name, why, moment.number)
+
+    def _check_made(self, name: Name, memory: Memory) -> None:
+        """Its stream may still use what was there before, and may still be making an input."""
+        made = memory.made
+        if not self._time.knows(made):
+            where = "there" if made.place is None else f"made by {self._who(made)}"
+            why = f"{name} is used{self._here}, which does not wait until it is {where}"
+            self._tell(FaultKind.race, name, why)
+
+    def _check_free(self, name: TensorName, memory: Memory) -> None:
+        stream = memory.made.stream
+        for moment, doing in _moments(memory, WHOLE):
+            if not self._time.knows(moment, stream):
+                who, number = self._who(moment), moment.number
+                why = f"frees {name} while {who} may still be {doing} it"
+                if stream != CALLER:
+                    why = f"{why}, for all that {stream_text(stream)} knows, whose memory it is"
+                kind = FaultKind.freed_in_use if number is None else FaultKind.free_in_flight
+                self._tell(kind, name, why, number)
+
+    @property
+    def _here(self) -> str:
+        stream = self._time.stream
+        return "" if stream == CALLER else f" on {stream_text(stream)}"
+
+    def _who(self, moment: Moment) -> str:
+        """What is or was done then: with the node if it is no transfer."""
+        if moment.number is not None:
+            return f"number {moment.number}"
+        if moment.place is None:
+            return "the caller"
+        node = node_text(self._program.body[moment.place])
+        return f"node {moment.place} on {stream_text(moment.stream)} ({node})"
 
     # The end.
 
@@ -293,6 +406,8 @@ class VirtualDevice:
             why = f"no wait({number}) follows {node_text(node)}"
             self._tell(FaultKind.never_awaited, node.out, why, number)
         self._place = None
+        for name, held in self._held.items():
+            self._check_joined(name, held.memory)
         for output in self._program.outputs:
             self._check_output(output.buffer, output.alias)
         returned = {output.buffer for output in self._program.outputs}
@@ -313,19 +428,26 @@ class VirtualDevice:
         if held is None:
             state = "has been freed" if name in self._freed else "is never made"
             self._tell(FaultKind.output_missing, name, f"the result {name} {state}")
-        elif held.memory.write is None:
+        elif not held.memory.is_written(WHOLE):
             why = f"nothing has been written to the result {name}"
             self._tell(FaultKind.output_unwritten, name, why)
         else:
             self._check_read(name, held)
 
+    def _check_joined(self, name: Name, memory: Memory) -> None:
+        """What the caller does next with inputs and results comes behind all that was done."""
+        for moment, doing in _moments(memory, WHOLE):
+            if moment.number not in self._pending and not self._time.knows(moment):
+                why = f"{self._who(moment)} may still be {doing} {name}"
+                self._tell(FaultKind.not_joined, name, why, moment.number)
 
-def _record_write(memory: _Memory, moment: Moment) -> None:
-    memory.write = moment
-    memory.reads.clear()
-    memory.writes += 1
+
+def _moments(memory: Memory, region: Region) -> Iterator[tuple[Moment, str]]:
+    """What must be over before the region is written, and what that does."""
+    for uses in memory.uses(region):
+        yield from uses
 
 
-def check_memory(program: HostProgram, rank: int, report: Report) -> None:
+def check_memory(shown: Unrolled, rank: int, report: Report) -> None:
     """Report what is wrong with the memory and the waits of one rank."""
-    VirtualDevice(program, rank, report).run()
+    VirtualDevice(shown, rank, report).run()

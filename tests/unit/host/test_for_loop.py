@@ -100,7 +100,7 @@ def test_a_wait_that_is_missing_in_each_iteration(host: HostProgram) -> None:
 
 
 def test_iterations_have_numbers_of_their_own(host: HostProgram) -> None:
-    posts = [node.number for node in unrolled(host).body if isinstance(node, Communicate)]
+    posts = [node.number for node in unrolled(host).program.body if isinstance(node, Communicate)]
     assert posts == [0, 1, 2]
     assert sum(isinstance(node, Communicate) for node in all_nodes(host.body)) == 1
 

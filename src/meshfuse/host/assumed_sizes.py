@@ -1,0 +1,86 @@
+"""Numbers for the sizes of a host program, where chunks are to be compared before any call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import lcm
+from typing import Final
+
+from meshfuse.expr import IntExpr, Symbol, evaluate, free_symbols
+from meshfuse.facts.nominal import nominal_size
+from meshfuse.host.nodes import (
+    Chunk,
+    Communicate,
+    Covers,
+    Demand,
+    Divides,
+    Equals,
+    ForLoop,
+    HostProgram,
+    OnStream,
+    Record,
+    WaitEvent,
+    all_nodes,
+)
+
+_ODD: Final = 1021
+"""A prime: chunks that are rounded up or down overlap, or leave something out, if they ever do."""
+
+
+def assumed_sizes(program: HostProgram) -> Mapping[str, int]:
+    """A value for each symbol that regions and loops name, coordinates of ranks at 0.
+
+    The sizes are such as a call might have: if demands are on them, a value that meets these.
+    Indices of loops have values, too, which stand for nothing.
+    """
+    named = [s for expression in _expressions(program) for s in free_symbols(expression)]
+    symbols = tuple(dict.fromkeys(named))
+    coordinates = dict.fromkeys((str(found.symbol) for found in program.coordinates), 0)
+    found = [_with_sizes(symbols, wanted) for wanted in _candidates(program.demands)]
+    fitting = (sizes for sizes in found if all(_holds(d, sizes) for d in program.demands))
+    return {**next(fitting, found[0]), **coordinates}
+
+
+def _expressions(program: HostProgram) -> Iterator[IntExpr]:
+    for buffer in program.buffers.values():
+        yield from buffer.shape
+    for demand in program.demands:
+        yield from demand.extents
+    for node in all_nodes(program.body):
+        match node:
+            case ForLoop(count=count):
+                yield count
+            case OnStream(stream=stream):
+                yield stream
+            case Record(_, instance) | WaitEvent(_, instance):
+                yield instance
+            case Chunk(start=start):
+                yield start
+            case Communicate(owner=owner) if owner is not None:
+                yield owner
+            case _:
+                pass
+
+
+def _candidates(demands: Sequence[Demand]) -> list[int]:
+    """Large and odd ones first."""
+    divisor = lcm(*(demand.divisor for demand in demands if isinstance(demand, Divides)))
+    most = [demand.most for demand in demands if isinstance(demand, Covers)]
+    return [_ODD, divisor * 37, divisor, *sorted(most, reverse=True), 1]
+
+
+def _with_sizes(symbols: Sequence[Symbol], wanted: int) -> dict[str, int]:
+    return {symbol.name: nominal_size(symbol, wanted) for symbol in symbols}
+
+
+def _holds(demand: Demand, sizes: Mapping[str, int]) -> bool:
+    values = [evaluate(extent, sizes) for extent in demand.extents]
+    match demand:
+        case Divides(divisor=divisor):
+            return values[0] % divisor == 0
+        case Covers(most=most):
+            return values[0] <= most
+        case Equals():
+            return values[0] == values[1]
+        case _:
+            return values[0] >= 0
