@@ -408,7 +408,7 @@ class Executable:
 
 def _awaited_at_once(bound: Sequence[Bound]) -> list[Bound]:
     """Posts that are awaited before anything else is done need no stream of their own."""
-    following = [*(found.tells for found in bound[1:]), None]
+    following = [*(found.tells for found in bound), None][1:]
     return [
         replace(found, action=found.at_once[1])
         if found.at_once is not None
