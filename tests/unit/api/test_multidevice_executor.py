@@ -155,7 +155,7 @@ def test_what_is_no_program_is_refused() -> None:
     with pytest.raises(UserError, match="no outputs"):
         MultiDeviceExecutor(FusionDefinition().fusion)
     with pytest.raises(AttributeError):
-        MultiDeviceExecutorParams().streamz = 3
+        cast(Any, MultiDeviceExecutorParams()).streamz = 3
 
 
 def test_a_form_of_overlap_is_in_its_text() -> None:
