@@ -66,10 +66,14 @@ class Pending:
 
         Raises CommunicationError naming operation and missing ranks: see deadlines.wait.
         """
-        if self.group is not None and (self.posting.work is not None or self.posting.steps):
-            self.group.wait(
-                self.posting, Deadline.after(self.seconds if seconds is None else seconds)
-            )
+        group, posting = self.group, self.posting
+        if group is None:
+            return
+        deadline = Deadline.after(self.seconds if seconds is None else seconds)
+        if posting.work is not None or posting.steps:
+            group.wait(posting, deadline)
+        elif posting.request.at_once and posting.request.out.is_cuda:
+            group.watch_stream(posting, deadline)
 
     def when_arrived(self, tell: Callable[[], None]) -> None:
         """Call `tell` once the transport is done with what was posted: on any thread, or now.

@@ -12,6 +12,7 @@ program order.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from threading import RLock
 from typing import cast, final
 
@@ -23,7 +24,7 @@ from meshfuse.dist import collectives, deadlines
 from meshfuse.dist.board import Board, Notice, Standing
 from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, Posting
 from meshfuse.dist.deadlines import Deadline, StreamWatch, Watch
-from meshfuse.dist.symmetric import SymmetricTransport
+from meshfuse.dist.symmetric import Issued, SymmetricTransport
 
 CONTROL = "control"
 """In place of a device type: what ranks tell one another before they exchange tensors."""
@@ -114,6 +115,14 @@ class Group:
                 raise
         with self._lock:
             self._outstanding.pop(posting.sequence, None)
+
+    def watch_stream(self, posting: Posting, deadline: Deadline) -> None:
+        """Watch a collective that was put on the current stream, of which there is no work: a mark
+        behind it says whether it is done."""
+        if not torch.cuda.is_current_stream_capturing():
+            stream = torch.cuda.current_stream(posting.request.out.device)
+            mark = Issued(stream, stream.cuda_stream)
+            self._stream_watch.add(replace(posting, work=cast(dist.Work, mark)), deadline)
 
     def _wait_on_stream(self, posting: Posting, deadline: Deadline) -> None:
         self._usable_backend(posting.request)

@@ -216,16 +216,16 @@ class _CudaLink:
         earlier = torch.cuda.ExternalStream(stream, self.device)
         torch.cuda.current_stream(self.device).wait_stream(earlier)
 
-    def issued(self) -> _Issued:
+    def issued(self) -> Issued:
         """All that is on the current stream so far."""
         handle = self.stream()
         if handle not in self._streams:
             self._streams[handle] = torch.cuda.current_stream(self.device)
-        return _Issued(self._streams[handle], handle)
+        return Issued(self._streams[handle], handle)
 
 
 @final
-class _Issued:
+class Issued:
     """What was put on a stream, up to here: as much of a torch Work as is asked of one."""
 
     __slots__ = ("_device", "_event", "_handle")
@@ -245,7 +245,7 @@ class _Issued:
     def is_completed(self) -> bool:
         return self._event.query()
 
-    def get_future(self) -> _Issued:
+    def get_future(self) -> Issued:
         return self
 
     def add_done_callback(self, tell: Callable[[Any], None]) -> None:
