@@ -99,5 +99,5 @@ def _describe(traffic: Traffic, links: Links) -> PlannedCommunication:
         traffic.team,
         traffic.received,
         node.cause,
-        None if speed is None else traffic.received / speed,
+        None if speed is None else traffic.busiest / speed,
     )

@@ -115,6 +115,6 @@ def _transmissions(
         if speed is None:
             speed = rates.link_bytes
             taken[link] = f"{link}: {speed / 1e9:g} GB/s, taken for want of a bandwidth"
-        seconds = rates.communication + traffic.received / speed if traffic.node.moves else 0.0
+        seconds = rates.communication + traffic.busiest / speed if traffic.node.moves else 0.0
         found.setdefault(traffic.node.number, []).append(Transmission(traffic.received, seconds))
     return found, tuple(taken.values())

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, final
 
 from meshfuse.api.mesh_plan import bytes_text
 from meshfuse.base.frozen import frozen_dataclass
-from meshfuse.host.timeline import COMPUTING, HOLDING_UP, Item, Kind, Lane, time_of
+from meshfuse.host.timeline import (
+    COMPUTING,
+    HOLDING_UP,
+    Item,
+    Kind,
+    Lane,
+    common,
+    intervals_of,
+    length,
+)
 
 SHOWN_ITEMS: Final = 10
 """Rows of a report's table."""
 _MICRO = 1e6
-_LANES: Final = tuple(Lane)
+_COMPUTE, _COMMUNICATION, _FIRST_WORKER = range(3)
+"""Numbers of threads in trace events."""
 
 
 @final
 @frozen_dataclass
 class Timeline:
-    """What `rank` does when, on its compute lane and beside it; `str` is a report.
+    """What `rank` does when, on its streams and beside them; `str` is a report.
 
     `source` says by what it was predicted or measured. `notes` say what was taken for want of a
     number.
@@ -41,23 +51,29 @@ class Timeline:
 
     @property
     def compute_seconds(self) -> float:
-        """Of kernels and operations; waits and posts are none."""
-        return time_of(self.items, COMPUTING)
+        """How long any stream does kernels and operations; waits and posts are none."""
+        return self._length(*COMPUTING)
 
     @property
     def gemm_seconds(self) -> float:
         """What matmul and linear have of `compute_seconds`."""
-        return time_of(self.items, (Kind.gemm,))
+        return self._length(Kind.gemm)
 
     @property
     def communication_seconds(self) -> float:
         """How long the communication lane is busy."""
-        return time_of(self.items, (Kind.communication,))
+        return self._length(Kind.communication)
 
     @property
     def held_up_seconds(self) -> float:
-        """How long the compute lane posts, and waits."""
-        return time_of(self.items, HOLDING_UP)
+        """How long streams post and wait while none computes."""
+        held_up, computing = (intervals_of(self.items, k) for k in (HOLDING_UP, COMPUTING))
+        return length(held_up) - length(common(held_up, computing))
+
+    @property
+    def worker_streams(self) -> tuple[int, ...]:
+        """The numbers of the worker streams that have items; none where all is the caller's."""
+        return tuple(sorted({item.stream for item in self.items if item.stream is not None}))
 
     @property
     def bound_seconds(self) -> float:
@@ -69,14 +85,22 @@ class Timeline:
         """The part of `communication_seconds` during which the rank computes; None without any."""
         if not self.communication_seconds:
             return None
-        return min(1.0, _overlap(self.items) / self.communication_seconds)
+        moving, computing = (
+            intervals_of(self.items, kinds) for kinds in ((Kind.communication,), COMPUTING)
+        )
+        return length(common(moving, computing)) / length(moving)
+
+    def _length(self, *kinds: Kind) -> float:
+        return length(intervals_of(self.items, kinds))
 
     def events(self) -> list[dict[str, Any]]:
-        """In Chrome's trace event format: a process for the rank, a thread for each lane.
+        """In Chrome's trace event format: a process for the rank, a thread for each stream and one
+        for communications.
 
         Times are in microseconds. Those of several ranks may stand in one list.
         """
-        return [*_names(self.rank), *(_event(item, self.rank) for item in self.items)]
+        names = _names(self.rank, self.worker_streams)
+        return [*names, *(_event(item, self.rank) for item in self.items)]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file that chrome://tracing and Perfetto read."""
@@ -90,31 +114,27 @@ class Timeline:
         return str(self)
 
 
-def _overlap(items: Iterable[Item]) -> float:
-    """How long both lanes do work. On a lane one item ends before the next begins."""
-    found = list(items)
-    computing = [item for item in found if item.label.kind in COMPUTING]
-    moving = [item for item in found if item.lane is Lane.communication]
-    total, at = 0.0, 0
-    for transfer in moving:
-        while at < len(computing) and computing[at].end <= transfer.start:
-            at += 1
-        for work in computing[at:]:
-            if work.start >= transfer.end:
-                break
-            total += min(work.end, transfer.end) - max(work.start, transfer.start)
-    return total
-
-
 # Trace events.
 
 
-def _names(rank: int) -> Iterator[dict[str, Any]]:
+def _names(rank: int, workers: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """What threads are called, in the order in which they are shown: streams are side by side."""
     yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}
-    for number, lane in enumerate(_LANES):
-        place: dict[str, Any] = {"ph": "M", "pid": rank, "tid": number}
-        yield {**place, "name": "thread_name", "args": {"name": lane.value}}
-        yield {**place, "name": "thread_sort_index", "args": {"sort_index": number}}
+    threads = {
+        _COMPUTE: "compute",
+        **{_FIRST_WORKER + stream: f"compute, stream {stream}" for stream in workers},
+        _COMMUNICATION: "communication",
+    }
+    for place, (thread, name) in enumerate(threads.items()):
+        event: dict[str, Any] = {"ph": "M", "pid": rank, "tid": thread}
+        yield {**event, "name": "thread_name", "args": {"name": name}}
+        yield {**event, "name": "thread_sort_index", "args": {"sort_index": place}}
+
+
+def _thread(item: Item) -> int:
+    if item.lane is Lane.communication:
+        return _COMMUNICATION
+    return _COMPUTE if item.stream is None else _FIRST_WORKER + item.stream
 
 
 def _event(item: Item, rank: int) -> dict[str, Any]:
@@ -122,7 +142,7 @@ def _event(item: Item, rank: int) -> dict[str, Any]:
     return {
         "ph": "X",
         "pid": rank,
-        "tid": _LANES.index(item.lane),
+        "tid": _thread(item),
         "name": item.label.name,
         "cat": item.label.kind.value,
         "ts": item.start * _MICRO,
@@ -143,6 +163,8 @@ def _report(timeline: Timeline) -> Iterator[str]:
     yield f"T_compute   {duration_text(timeline.compute_seconds)}, of which T_gemm {gemm}"
     share = "" if hidden is None else f", {hidden:.0%} of it hidden behind compute"
     yield f"T_comm      {duration_text(timeline.communication_seconds)}{share}"
+    if timeline.worker_streams:
+        yield f"streams     {len(timeline.worker_streams)} beside the caller's"
     held_up = duration_text(timeline.held_up_seconds)
     yield f"held up     {held_up} by posts and waits"
     yield f"bound       {duration_text(timeline.bound_seconds)} = max(T_compute, T_comm)"

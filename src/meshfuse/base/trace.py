@@ -83,7 +83,10 @@ class Meeting:
 @final
 @frozen_dataclass
 class Span:
-    """Work done from `start` to `end`, as the trace's clock says: by default in nanoseconds."""
+    """Work done from `start` to `end`, as the trace's clock says: by default in nanoseconds.
+
+    `stream`: the worker stream that it was put on, None on the caller's.
+    """
 
     activity: Activity
     work: Work
@@ -91,6 +94,7 @@ class Span:
     end: int
     extent: Extent
     meeting: Meeting | None = None
+    stream: int | None = None
 
     @property
     def milliseconds(self) -> float:
@@ -116,6 +120,7 @@ class _UnderWay:
     work: Work
     extent: Extent
     start: int
+    stream: int | None
     posted: int | None = None
     arrived: int | None = None
     awaited: int | None = None
@@ -126,32 +131,33 @@ class Trace:
     """The spans of one call, in the order in which they ended.
 
     Whoever does work is handed a Trace or None; tracing that is off costs the comparison with None.
-    Spans may end on any thread.
+    Spans may end on any thread. Whoever runs the call says which `stream` is current.
     """
 
-    __slots__ = ("_clock", "_under_way", "mark", "spans")
+    __slots__ = ("_clock", "_under_way", "mark", "spans", "stream")
 
     def __init__(self, mark: Mark = _mark_nothing, clock: Clock = time.perf_counter_ns) -> None:
         self.mark = mark
         self.spans: list[Span] = []
+        self.stream: int | None = None
         self._clock = clock
         self._under_way: dict[int, _UnderWay] = {}
 
     @contextmanager
     def span(self, activity: Activity, work: Work) -> Generator[Extent, None, None]:
         """Measure the body, also one that raises."""
-        extent = Extent()
+        extent, stream = Extent(), self.stream
         start = self._clock()
         try:
             with self.mark(work.name):
                 yield extent
         finally:
             end = self._clock()
-            self.spans.append(Span(activity, work, start, end, extent))
+            self.spans.append(Span(activity, work, start, end, extent, stream=stream))
 
     def open(self, number: int, work: Work, extent: Extent) -> None:
         """Begin a run that ends elsewhere, by its number: a communication ends at its wait."""
-        self._under_way[number] = _UnderWay(work, extent, self._clock())
+        self._under_way[number] = _UnderWay(work, extent, self._clock(), self.stream)
 
     def posted(self, number: int) -> None:
         """The post is over: what goes on now, goes on beside other work."""
@@ -174,5 +180,5 @@ class Trace:
         posted = found.start if found.posted is None else found.posted
         awaited = end if found.awaited is None else found.awaited
         meeting = Meeting(number, posted, awaited, found.arrived)
-        span = Span(Activity.run, found.work, found.start, end, found.extent, meeting)
-        self.spans.append(span)
+        work, extent, stream = found.work, found.extent, found.stream
+        self.spans.append(Span(Activity.run, work, found.start, end, extent, meeting, stream))

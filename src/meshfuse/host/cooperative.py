@@ -55,6 +55,7 @@ class CooperativeRun:
         "_progress",
         "_reached",
         "_slots",
+        "_streams",
         "_trace",
         "to_come",
     )
@@ -73,6 +74,7 @@ class CooperativeRun:
         self._communicator = communicator
         self._trace = trace
         self._slots: list[Slots] = [slots, *([] for _ in order.queues[1:])]
+        self._streams: list[int | None] = [None] * len(order.queues)
         self._progress = [0] * len(order.queues)
         self._heads = sorted((queue[0], k) for k, queue in enumerate(order.queues) if queue)
         self._reached: set[Mark] = set()
@@ -139,6 +141,7 @@ class CooperativeRun:
             if event is not None:
                 self._follow(event, place, queue)
         else:
+            self._trace.stream = self._streams[queue]
             for event in run_traced(self._plan.traced[place], action, slots, self._trace):
                 self._follow(event, place, queue)
 
@@ -157,6 +160,7 @@ class CooperativeRun:
             case SwitchStream(stream):
                 caller = self._slots[_CALLER_QUEUE]
                 self._slots[queue] = [] if stream == CALLER else list(caller)
+                self._streams[queue] = None if stream == CALLER else stream
             case Mark():
                 self._reached.add(event)
             case AwaitMark():

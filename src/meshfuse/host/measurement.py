@@ -26,13 +26,13 @@ def measured_items(spans: Sequence[Span], labels: Mapping[str, Label]) -> tuple[
         label = labels.get(span.work.name) or _label(span)
         amount = span.extent.input_bytes + span.extent.output_bytes
         if span.meeting is None:
-            items.append(_item(label, Lane.compute, begin, span.start, span.end, amount))
+            items.append(_item(label, Lane.compute, begin, span, span.start, span.end, amount))
             continue
         end = _arrival(span, span.meeting)
         start = max(span.start, busy_until)
         busy_until = end = max(start, end)
         received = span.extent.output_bytes
-        items.append(_item(label, Lane.communication, begin, start, end, received))
+        items.append(_item(label, Lane.communication, begin, span, start, end, received))
         items += _held_up(label, begin, span, span.meeting)
     return tuple(sorted(items, key=lambda item: item.start))
 
@@ -40,8 +40,8 @@ def measured_items(spans: Sequence[Span], labels: Mapping[str, Label]) -> tuple[
 def _held_up(label: Label, begin: int, span: Span, meeting: Meeting) -> tuple[Item, Item]:
     post = Label(f"post {label.name}", Kind.post, label.cause)
     return (
-        _item(post, Lane.compute, begin, span.start, meeting.posted),
-        _item(wait_for(label), Lane.compute, begin, meeting.awaited, span.end),
+        _item(post, Lane.compute, begin, span, span.start, meeting.posted),
+        _item(wait_for(label), Lane.compute, begin, span, meeting.awaited, span.end),
     )
 
 
@@ -50,8 +50,12 @@ def _arrival(span: Span, meeting: Meeting) -> int:
     return span.end if meeting.arrived is None else min(meeting.arrived, span.end)
 
 
-def _item(label: Label, lane: Lane, begin: int, start: int, end: int, amount: int = 0) -> Item:
-    return Item(label, lane, (start - begin) * _NANO, (end - start) * _NANO, amount)
+def _item(
+    label: Label, lane: Lane, begin: int, span: Span, start: int, end: int, amount: int = 0
+) -> Item:
+    """From `start` to `end`, of what the span is about."""
+    seconds = (end - start) * _NANO
+    return Item(label, lane, (start - begin) * _NANO, seconds, amount, stream=span.stream)
 
 
 def _label(span: Span) -> Label:

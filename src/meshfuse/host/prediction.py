@@ -1,15 +1,14 @@
 """When one rank does what of a host program, by a cost model: no device is needed.
 
-The compute lane does one node after the other. A communication is under way on the communication
-lane from its post, or from the end of the one before, to its completion; a wait holds up the
-compute lane until then. The ranks of a team are taken to post at the same time.
+Nodes become actions on streams, with the time that each takes; host/list_schedule.py says when they
+happen. The ranks of a team are taken to post at the same time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import final
 
 from typing_extensions import assert_never
@@ -20,7 +19,9 @@ from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, evaluate
 from meshfuse.facts.sharding import rank_extents
 from meshfuse.host.device_rates import DeviceRates
+from meshfuse.host.events import CALLER, AwaitMark, Mark
 from meshfuse.host.expression_work import ExpressionWork, LocalTensor, work_of
+from meshfuse.host.list_schedule import Action, Arrival, Computation, Posting, schedule
 from meshfuse.host.memory_use import is_view, read_outside_torch
 from meshfuse.host.nodes import (
     Allocate,
@@ -39,11 +40,12 @@ from meshfuse.host.nodes import (
     View,
     Wait,
     WaitEvent,
+    all_nodes,
 )
 from meshfuse.host.presence import nodes_here
-from meshfuse.host.timeline import Item, Kind, Label, Lane, Segments, label_of, wait_for
+from meshfuse.host.timeline import Item, Kind, Label, Segments, label_of
 from meshfuse.ir.axes import TensorName
-from meshfuse.ir.ops import Broadcast, Expand, Expr, Permute, Reshape, Squeeze
+from meshfuse.ir.ops import Broadcast, Expand, Expr, Permute, Reshape, Set, Squeeze
 
 Sizes = Mapping[str, int]
 Transmissions = Mapping[int, "Sequence[Transmission]"]
@@ -69,86 +71,95 @@ def predict_items(
 ) -> tuple[Item, ...]:
     """The items of `rank`, for which `sizes` hold, in the order in which they begin.
 
-    Work counts as the longest of its arithmetic
-    and its memory traffic, behind the time that it takes to begin; views, allocations and the
-    copies of packed communications count nothing.
+    Work counts as the longest of its arithmetic and its memory traffic, behind the time that it
+    takes to begin; views, allocations, the copies of packed communications and what a rank fetches
+    of itself or delivers to itself count nothing.
     """
-    clock = _Clock(transmissions)
-    model = _Model(program, segments, sizes, rates, read_outside_torch(program))
-    for node, there in _nodes_done(program, program.body, rank, sizes):
-        _advance(clock, node, replace(model, sizes=there))
-    return tuple(sorted(clock.items, key=lambda item: item.start))
+    first_terms = {
+        node.out: node.into
+        for node in all_nodes(program.body)
+        if isinstance(node, Communicate) and node.into is not None
+    }
+    model = _Model(program, segments, sizes, rates, read_outside_torch(program), first_terms)
+    return schedule(_actions(model, rank, transmissions))
+
+
+def _actions(
+    model: _Model, rank: int, transmissions: Transmissions
+) -> Iterator[tuple[int, Action]]:
+    """What the rank does that takes time, or says what comes behind what, on which stream."""
+    posted: Counter[int] = Counter()
+    under_way: dict[int, int] = {}
+    for node, there, stream in _nodes_done(model.program, model.program.body, rank, model.sizes):
+        match node:
+            case Communicate(number=number):
+                sent = transmissions[number][posted[number]]
+                posted[number] += 1
+                under_way[number] = posted.total()
+                yield stream, _posting(node, under_way[number], sent, rank, there, model.segments)
+            case Wait(number):
+                yield stream, Arrival(under_way.pop(number))
+            case Record(event, instance):
+                yield stream, Mark(event, evaluate(instance, there))
+            case WaitEvent(event, instance):
+                yield stream, AwaitMark(Mark(event, evaluate(instance, there)))
+            case _:
+                work = _computation(node, replace(model, sizes=there))
+                if work is not None and work.seconds:
+                    yield stream, work
 
 
 def _nodes_done(
-    program: HostProgram, body: Sequence[Node], rank: int, sizes: Sizes
-) -> Iterator[tuple[Node, Sizes]]:
-    """What the rank does, loops iteration by iteration, with the sizes there."""
+    program: HostProgram, body: Sequence[Node], rank: int, sizes: Sizes, stream: int = CALLER
+) -> Iterator[tuple[Node, Sizes, int]]:
+    """What the rank does, loops iteration by iteration, with the sizes there and the stream."""
     for node, _ in nodes_here(program, body, rank):
         if isinstance(node, ForLoop):
             for k in range(evaluate(node.count, sizes)):
-                yield from _nodes_done(program, node.body, rank, {**sizes, node.index: k})
+                there = {**sizes, node.index: k}
+                yield from _nodes_done(program, node.body, rank, there, stream)
         elif isinstance(node, OnStream):
-            yield from _nodes_done(program, node.body, rank, sizes)
+            worker = evaluate(node.stream, sizes)
+            yield from _nodes_done(program, node.body, rank, sizes, worker)
         elif node is not None:
-            yield node, sizes
+            yield node, sizes, stream
 
 
-def _advance(clock: _Clock, node: Node, model: _Model) -> None:
+def _posting(
+    node: Communicate, number: int, sent: Transmission, rank: int, sizes: Sizes, segments: Segments
+) -> Posting:
+    """Between two ranks one transfer need not wait for another."""
+    if is_own(node, rank, sizes):
+        sent = Transmission(0, 0.0)
+    label = label_of(node, segments)
+    return Posting(number, label, sent.seconds, sent.bytes, in_order=not node.makes_result)
+
+
+def is_own(node: Communicate, rank: int, sizes: Sizes) -> bool:
+    """Whether a rank fetches of itself, or delivers to itself: the result is the source."""
+    if node.mesh_axis is None or node.owner is None:
+        return False
+    place = node.mesh.coordinate(rank, node.mesh_axis)
+    return place is not None and node.owner_at(place, sizes) == place
+
+
+def _computation(
+    node: Allocate | Free | View | Chunk | Launch | Evaluate | Pick | Clear | ForLoop | OnStream,
+    model: _Model,
+) -> Computation | None:
     match node:
-        case Allocate() | Free() | View() | Chunk() | ForLoop():
-            pass  # of a loop its body counts
-        case OnStream() | Record() | WaitEvent():
-            pass
+        case Allocate() | Free() | View() | Chunk() | ForLoop() | OnStream():
+            return None  # of a loop its body counts
         case Launch():
-            clock.compute(label_of(node, model.segments), *model.launch(node))
+            return Computation(label_of(node, model.segments), *model.launch(node))
         case Evaluate():
-            clock.compute(label_of(node, model.segments), *model.evaluate(node))
+            return Computation(label_of(node, model.segments), *model.evaluate(node))
         case Pick(out):
-            clock.compute(Label(f"pick {out}", Kind.operation, ""), *model.copy(out))
+            return Computation(Label(f"pick {out}", Kind.operation, ""), *model.copy(out))
         case Clear(buffer):
-            clock.compute(Label(f"clear {buffer}", Kind.operation, ""), *model.fill(buffer))
-        case Communicate():
-            clock.post(node.number, label_of(node, model.segments))
-        case Wait(number):
-            clock.wait(number)
+            return Computation(Label(f"clear {buffer}", Kind.operation, ""), *model.fill(buffer))
         case _:
             assert_never(node)
-
-
-@final
-@dataclass(slots=True)
-class _Clock:
-    """How far each lane has come, and what is under way."""
-
-    transmissions: Transmissions
-    items: list[Item] = field(default_factory=list[Item])
-    computed: float = 0.0
-    communicated: float = 0.0
-    under_way: dict[int, Item] = field(default_factory=dict[int, Item])
-    posted: Counter[int] = field(default_factory=Counter[int])
-
-    def compute(self, label: Label, seconds: float, amount: int, flops: int) -> None:
-        if seconds:
-            self.items.append(Item(label, Lane.compute, self.computed, seconds, amount, flops))
-            self.computed += seconds
-
-    def post(self, number: int, label: Label) -> None:
-        sent = self.transmissions[number][self.posted[number]]
-        self.posted[number] += 1
-        start = max(self.computed, self.communicated)
-        item = Item(label, Lane.communication, start, sent.seconds, sent.bytes)
-        self.items.append(item)
-        self.under_way[number] = item
-        self.communicated = item.end
-
-    def wait(self, number: int) -> None:
-        item = self.under_way.pop(number)
-        blocked = item.end - self.computed
-        if blocked > 0:
-            label = wait_for(item.label)
-            self.items.append(Item(label, Lane.compute, self.computed, blocked))
-            self.computed = item.end
 
 
 @final
@@ -156,7 +167,8 @@ class _Clock:
 class _Model:
     """What nodes take on one rank: seconds, bytes, operations.
 
-    `dense`: names that are read elsewhere than in torch's operations.
+    `dense`: names that are read elsewhere than in torch's operations. `first_terms`: what arrives
+    in the sum to which it is added, in its first iteration.
     """
 
     program: HostProgram
@@ -164,6 +176,7 @@ class _Model:
     sizes: Sizes
     rates: DeviceRates
     dense: Collection[str]
+    first_terms: Mapping[TensorName, TensorName]
 
     def launch(self, node: Launch) -> tuple[float, int, int]:
         """One pass over the buffers; what lies between the expressions stays in registers."""
@@ -187,8 +200,10 @@ class _Model:
         """One expression after the other; each reads and writes memory."""
         seconds, amount, flops = 0.0, 0, 0
         for expr in node.body:
-            if self._makes_view(expr) or not any(
-                name in self.program.buffers for name in expr.outs
+            if (
+                self._is_there(expr, node)
+                or self._makes_view(expr)
+                or not any(name in self.program.buffers for name in expr.outs)
             ):
                 continue
             work = work_of(expr, self._tensor)
@@ -203,6 +218,12 @@ class _Model:
     def fill(self, out: TensorName) -> tuple[float, int, int]:
         amount = self._buffer(out).bytes
         return self.rates.operation + amount / self.rates.memory_bytes, amount, 0
+
+    def _is_there(self, expr: Expr, node: Evaluate) -> bool:
+        """Whether a first term need not be copied."""
+        if not isinstance(expr, Set) or node.into is None or node.adds(self.sizes):
+            return False
+        return self.first_terms.get(expr.src) == node.into
 
     def _makes_view(self, expr: Expr) -> bool:
         if not isinstance(expr, Broadcast | Expand | Permute | Reshape | Squeeze):

@@ -12,7 +12,7 @@ import torch
 
 from meshfuse.base.trace import Activity, Extent, Trace
 from meshfuse.facts.holdings import shape_outside
-from meshfuse.host.events import AwaitWork, Event, Post
+from meshfuse.host.events import CALLER, AwaitWork, Event, Post, SwitchStream
 from meshfuse.host.nodes import HostProgram
 from meshfuse.host.plan import Action, Executable, Plan, Slots, Traced
 from meshfuse.runtime.arguments import Argument
@@ -86,6 +86,9 @@ def run_traced(
             trace.awaits(number)
             yield event
             trace.close(number)
+        case SwitchStream(stream):
+            trace.stream = None if stream == CALLER else stream
+            yield event
         case _ if event is not None:
             yield event
         case _:

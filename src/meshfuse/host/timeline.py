@@ -23,7 +23,8 @@ from meshfuse.runtime.executors import title_of
 
 
 class Lane(Enum):
-    """What goes on beside what. On a lane one item follows the other."""
+    """What goes on beside what. Of the compute lane each stream has its own; on one of these, and
+    on that of communications, one item follows the other."""
 
     compute = "compute"
     communication = "communication"
@@ -42,7 +43,7 @@ class Kind(Enum):
 
 COMPUTING = (Kind.gemm, Kind.kernel, Kind.operation)
 HOLDING_UP = (Kind.post, Kind.wait)
-"""What the compute lane does for communications: they are not hidden there."""
+"""What streams do for communications: they are not hidden there."""
 
 
 @final
@@ -62,6 +63,8 @@ class Item:
     """`start` and `seconds` are counted from the first item of the call.
 
     `bytes`: read and written, of a communication received. `flops`: 0 where they are not known.
+    `stream`: the number of the worker stream, None on the caller's; of a communication, of the one
+    that posted it.
     """
 
     label: Label
@@ -70,6 +73,7 @@ class Item:
     seconds: float
     bytes: int = 0
     flops: int = 0
+    stream: int | None = None
 
     @property
     def end(self) -> float:
@@ -117,6 +121,37 @@ def _text(exprs: Sequence[Expr]) -> str:
     return f"{print_expr(exprs[-1])}{others}"
 
 
-def time_of(items: Iterable[Item], kinds: Sequence[Kind]) -> float:
-    """Seconds in items of these kinds."""
-    return sum(item.seconds for item in items if item.label.kind in kinds)
+Intervals = Sequence[tuple[float, float]]
+"""Starts and ends, ascending; between two of them there is a gap."""
+
+
+def intervals_of(items: Iterable[Item], kinds: Sequence[Kind]) -> Intervals:
+    """When at least one item of these kinds is going on, on whatever lanes."""
+    spans = sorted((item.start, item.end) for item in items if item.label.kind in kinds)
+    found: list[tuple[float, float]] = []
+    for start, end in spans:
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
+
+
+def common(some: Intervals, others: Intervals) -> Intervals:
+    """When both go on."""
+    found: list[tuple[float, float]] = []
+    i = j = 0
+    while i < len(some) and j < len(others):
+        start, end = max(some[i][0], others[j][0]), min(some[i][1], others[j][1])
+        if start < end:
+            found.append((start, end))
+        if some[i][1] <= others[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def length(intervals: Intervals) -> float:
+    """Seconds."""
+    return sum(end - start for start, end in intervals)

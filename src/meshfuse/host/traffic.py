@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import final
 
@@ -25,13 +26,15 @@ class Traffic:
     """One communication: the mesh axes along which data moves, none between two meshes.
 
     `team`: how many ranks may take part at once. `received` is in bytes, of the rank that receives
-    most.
+    most; `busiest` what goes out of a rank or into it, of the one for which that is most: of a
+    fetch more, where several ranks fetch from one.
     """
 
     node: Communicate
     mesh_axes: tuple[ParallelType, ...]
     team: int
     received: int
+    busiest: int
 
 
 def traffic_of(program: HostProgram, sizes: Mapping[str, int]) -> tuple[Traffic, ...]:
@@ -52,8 +55,13 @@ def _traffic(
     node: Communicate, src: HostBuffer, out: HostBuffer, sizes: Mapping[str, int]
 ) -> Traffic:
     if node.makes_result and node.mesh_axis is not None:
-        amount = _brought_by_peers(node, node.mesh_axis, out, sizes) * ITEM_BYTES[src.dtype]
-        return Traffic(node, (node.mesh_axis,), node.mesh.axis_size(node.mesh_axis), amount)
+        brought = _brought_by_peers(node, node.mesh_axis, out, sizes)
+        busy: Counter[int | None] = Counter()
+        for owner, elements in brought:
+            busy[owner] += elements
+        received = max(elements for _, elements in brought) * ITEM_BYTES[src.dtype]
+        busiest = max(busy.values()) * ITEM_BYTES[src.dtype]
+        return Traffic(node, (node.mesh_axis,), len(brought), received, busiest)
     shape = [evaluate(extent, sizes) for extent in src.extents]
     if src.sharding is None or out.sharding is None:
         raise InvariantError(f"{node.src} is communicated and has no mesh")
@@ -70,20 +78,22 @@ def _traffic(
             elements = 2 * (part - part // team)
         case Collective.fetch | Collective.deliver:
             raise InvariantError(f"{node.out} comes from peers, but nobody says from which")
-    return Traffic(node, axes, team, elements * ITEM_BYTES[src.dtype])
+    received = elements * ITEM_BYTES[src.dtype]
+    return Traffic(node, axes, team, received, received)
 
 
 def _brought_by_peers(
     node: Communicate, mesh_axis: ParallelType, out: HostBuffer, sizes: Mapping[str, int]
-) -> int:
-    """Elements that the rank receives that gets most; nobody gets anything from itself."""
+) -> list[tuple[int | None, int]]:
+    """For each place its owner, and how many elements move between them; nobody gets anything from
+    itself."""
     mesh = node.mesh
-    return max(
-        math.prod(value_at(extent, mesh, mesh_axis, place, sizes) for extent in out.shape)
-        if node.owner_at(place, sizes) != place
-        else 0
-        for place in range(mesh.axis_size(mesh_axis))
-    )
+    found: list[tuple[int | None, int]] = []
+    for place in range(mesh.axis_size(mesh_axis)):
+        owner = node.owner_at(place, sizes)
+        shape = (value_at(extent, mesh, mesh_axis, place, sizes) for extent in out.shape)
+        found.append((owner, 0 if owner == place else math.prod(shape)))
+    return found
 
 
 def _mesh_axes(node: Communicate, before: Sharding, after: Sharding) -> tuple[ParallelType, ...]:

@@ -219,11 +219,13 @@ class VirtualDevice:
         if node.makes_result:
             self._make_result(node)
         source, result = self._look_up(node.src), self._look_up(node.out)
+        moves = not self._is_own(node)
         self._check_read(node.src, source)
-        self._check_write(node.out, result)
+        if moves:
+            self._check_write(node.out, result)
         transfer = self._time.begin(node.number)
         source.memory.read(source.region, transfer.moment)
-        if not self._is_own(node):
+        if moves:
             self._record_write(result, transfer.moment)
         self._posts[node.number] = (self._place or 0, node)
         self._pending[node.number] = transfer
