@@ -18,8 +18,8 @@ from torch.nn import functional
 from gloo_run import observe_ranks, run_ranks
 from meshfuse import DistributedTensor, FusionDefinition, ParallelType
 from meshfuse.base.errors import CommunicationError
-from meshfuse.host.timeline import Kind, Lane
-from meshfuse.multidevice import DeviceMesh, Timeline
+from meshfuse.host.timeline import Item, Kind, Lane
+from meshfuse.multidevice import DeviceMesh, Overlap, Timeline
 
 TEAM = (0, 1)
 
@@ -170,6 +170,31 @@ def measure_a_sum_beside_a_linear(rank: int, world_size: int) -> Timeline:
     inputs = [torch.randn(4, 2), torch.randn(4, 2)]
     fd.timeline(inputs, measured=True)
     return fd.timeline(inputs, measured=True)
+
+
+def measure_a_sum_in_chunks(rank: int, world_size: int) -> Timeline:
+    fd = summed_twice()
+    inputs = [torch.randn(4, 2), torch.randn(4, 2)]
+    for _ in range(2):
+        found = fd.timeline(inputs, measured=True, overlap=Overlap.chunks(2))
+    return found
+
+
+def test_a_measured_timeline_has_the_streams_of_a_form() -> None:
+    """Everything is on the stream that it is predicted on; one thread does one thing at a time."""
+    predicted = summed_twice().timeline(overlap=Overlap.chunks(2))
+    wanted = sorted((i.label.name, i.stream or 0) for i in predicted.items if not is_wait(i))
+    for found in run_ranks(measure_a_sum_in_chunks, 2):
+        assert found.worker_streams == predicted.worker_streams == (0, 1)
+        done = [i for i in found.items if i.label.kind is not Kind.post and not is_wait(i)]
+        assert sorted((i.label.name, i.stream or 0) for i in done) == wanted
+        for before, after in pairwise(i for i in found.items if i.lane is Lane.compute):
+            assert before.end <= after.start + 1e-12
+        assert found.seconds >= found.bound_seconds > 0.0
+
+
+def is_wait(item: Item) -> bool:
+    return item.label.kind is Kind.wait
 
 
 def test_a_measured_timeline_has_what_is_predicted() -> None:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from gloo_run import observe_ranks
 from gpu_run import environment
 from meshfuse import DataType, FusionDefinition, TensorView
-from meshfuse.multidevice import DeviceMesh, shard_tensor
+from meshfuse.multidevice import DeviceMesh, Overlap, shard_tensor
 from sharded_cases import CASES, Built, check_outputs, integers
 
 
@@ -98,4 +98,45 @@ def test_a_timeline_is_measured_by_the_streams() -> None:
         assert source == f"cuda:{rank}"
         assert seconds >= gemm > 5e-5, outcome.output
         assert communication > 3e-5, outcome.output
+        assert 0.0 < hidden <= 1.0, outcome.output
+
+
+def measure_pipeline(rank: int, world_size: int) -> tuple[tuple[int, ...], float, float, float]:
+    """A product of gathered rows, which peers fetch block by block."""
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    mesh = DeviceMesh(range(world_size))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([8192, 8192], contiguity=True, dtype=DataType.BFloat16)
+        w = fd.define_tensor([8192, 8192], contiguity=True, dtype=DataType.BFloat16)
+        y = fd.ops.matmul(x, w)
+        fd.add_output(y)
+        for tensor in (x, w, y):
+            tensor.set_device_mesh(mesh)
+        x.outer_split(0, world_size).axis(0).parallelize(mesh.axis(0))
+    inputs = [torch.randn(8192 // world_size, 8192), torch.randn(8192, 8192)]
+    inputs = [tensor.to(device, torch.bfloat16) for tensor in inputs]
+    for _ in range(3):
+        found = fd.timeline(inputs, measured=True, overlap=Overlap.peers())
+    print(found)
+    return (
+        found.worker_streams,
+        found.seconds,
+        found.compute_seconds,
+        found.hidden_fraction or 0.0,
+    )
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_timeline_shows_the_streams_of_a_pipeline() -> None:
+    """The second block arrives while the first is multiplied, each on its stream."""
+    outcomes = observe_ranks(
+        measure_pipeline, 2, deadline=110, initialise=False, environ=environment
+    )
+    for outcome in outcomes:
+        assert outcome.succeeded, f"{outcome.error}\n{outcome.output}"
+        streams, seconds, computing, hidden = outcome.value
+        assert streams == (0, 1), outcome.output
+        assert seconds >= computing > 1e-4, outcome.output
         assert 0.0 < hidden <= 1.0, outcome.output

@@ -12,8 +12,8 @@ import torch
 
 from meshfuse import FusionDefinition
 from meshfuse.base.errors import UserAssertionError, UserError, UserTypeError
-from meshfuse.host.timeline import Kind, Lane
-from meshfuse.multidevice import H200_RATES, DeviceMesh, DeviceRates, Timeline, plan
+from meshfuse.host.timeline import Item, Kind, Label, Lane
+from meshfuse.multidevice import H200_RATES, DeviceMesh, DeviceRates, Overlap, Timeline, plan
 
 RATES = DeviceRates(
     name="slow",
@@ -41,6 +41,20 @@ def sum_beside_linear(ranks: int = 2, rows: int = 4) -> FusionDefinition:
         x.set_device_mesh(mesh)
         x.outer_split(0, ranks).axis(0).parallelize(mesh.axis(0))
         w.set_device_mesh(mesh)
+    return fd
+
+
+def gathered_product(ranks: int = 2) -> FusionDefinition:
+    """Rows of x, which are gathered, by columns of w."""
+    mesh = DeviceMesh(range(ranks))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([4 * ranks, 8], contiguity=True)
+        w = fd.define_tensor([8, 6], contiguity=True)
+        y = fd.ops.matmul(x, w)
+        fd.add_output(y)
+        for tensor in (x, w, y):
+            tensor.set_device_mesh(mesh)
+        x.outer_split(0, ranks).axis(0).parallelize(mesh.axis(0))
     return fd
 
 
@@ -106,10 +120,70 @@ def test_the_report() -> None:
     assert str(found) == repr(found) == REPORT
 
 
-def check_trace(events: list[dict[str, Any]], rank: int) -> None:
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_peers_fetch_beside_a_product(ranks: int) -> None:
+    """A product of [4, 8] and [8, 6] is 384 operations: 0.5 + 32 s. A block is 128 bytes: 1 + 32 s;
+    the rank's own costs nothing, and each other arrives while one is multiplied, but for 0.5 s."""
+    found = gathered_product(ranks).timeline(rates=RATES, overlap=Overlap.peers())
+    assert found.compute_seconds == found.gemm_seconds == ranks * 32.5
+    assert found.communication_seconds == (ranks - 1) * 33.0
+    transfers = [item for item in found.items if item.lane is Lane.communication]
+    assert [(item.start, item.bytes) for item in transfers] == [
+        (33.0 * k, 128) for k in range(ranks - 1)
+    ]
+    assert found.seconds == (ranks - 1) * 33.0 + 32.5
+    assert found.held_up_seconds == (ranks - 1) * 0.5
+    assert found.worker_streams == tuple(range(min(ranks, 4)))
+    assert found.hidden_fraction == 32.5 / 33.0
+    assert f"\nstreams     {min(ranks, 4)} beside the caller's\n" in str(found)
+    names = {0: "compute", 1: "communication"}
+    names.update({2 + k: f"compute, stream {k}" for k in found.worker_streams})
+    check_trace(found.events(), 0, names)
+
+
+def measured(*items: tuple[Kind, int | None, float, float]) -> Timeline:
+    found = tuple(
+        Item(
+            Label(kind.value, kind, ""),
+            Lane.communication if kind is Kind.communication else Lane.compute,
+            start,
+            end - start,
+            stream=stream,
+        )
+        for kind, stream, start, end in items
+    )
+    return Timeline(0, is_measured=True, source="cuda:0", items=found)
+
+
+def test_streams_that_compute_at_once_count_once() -> None:
+    """Two products overlap from 3 to 4; the transfer is hidden from 2 to 6, and a wait holds up
+    nobody while another stream computes: from 0 to 1 and from 6 to 7 the rank waits."""
+    found = measured(
+        (Kind.wait, 1, 0.0, 3.0),
+        (Kind.gemm, 0, 1.0, 4.0),
+        (Kind.communication, 1, 2.0, 7.0),
+        (Kind.gemm, 1, 3.0, 6.0),
+        (Kind.wait, 0, 4.0, 7.0),
+        (Kind.kernel, None, 7.0, 8.0),
+    )
+    assert (found.compute_seconds, found.gemm_seconds) == (6.0, 5.0)
+    assert (found.communication_seconds, found.hidden_fraction) == (5.0, 4.0 / 5.0)
+    assert (found.held_up_seconds, found.seconds, found.bound_seconds) == (2.0, 8.0, 6.0)
+    assert found.worker_streams == (0, 1)
+
+
+COMPUTE_AND_COMMUNICATION = {0: "compute", 1: "communication"}
+
+
+def check_trace(
+    events: list[dict[str, Any]], rank: int, names: dict[int, str] = COMPUTE_AND_COMMUNICATION
+) -> None:
     """The fields that Chrome's trace event format has for metadata and complete events."""
     threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert threads == {0: "compute", 1: "communication"}
+    assert threads == names
+    places = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"}
+    assert sorted(places.values()) == list(range(len(names)))
+    assert (places[0], places[1]) == (0, len(names) - 1)
     ends = dict.fromkeys(threads, 0.0)
     for event in events:
         assert event["pid"] == rank

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
 
+from golden_text import GoldenCheck
 from host_loops import STREAM, chunks, define, dense
 from meshfuse import FusionDefinition
 from meshfuse.base.options import NO_OPTIONS, with_options
+from meshfuse.expr import symbol
 from meshfuse.facts.overlap_form import PLAIN, Overlap
+from meshfuse.host.assumed_sizes import assumed_sizes
 from meshfuse.host.check import check_host_program, check_ranks
-from meshfuse.host.nodes import HostProgram
+from meshfuse.host.events import CALLER
+from meshfuse.host.nodes import Communicate, Covers, Divides, HostProgram, WaitEvent
+from meshfuse.host.regions import WHOLE, Region, chunk_of, covers, overlap, view_of
+from meshfuse.host.unroll import unrolled
 from meshfuse.pipeline import outline_program
 from peer_programs import gather_then_multiply, multiply_then_scatter, pipelined_mlp
-from planted_faults import ranks_of
+from planted_faults import PLANTERS, ranks_of
 from planted_stream_faults import LOOP_PLANTERS, SOUND_CHANGES
 from sharded_runs import X, mesh_of, place
 
@@ -140,6 +147,14 @@ def test_planted_faults_are_found(planter: str) -> None:
     assert count >= 2
 
 
+@pytest.mark.parametrize("planter", PLANTERS)
+def test_faults_outside_of_loops_are_found_beside_them(planter: str) -> None:
+    for name, program in programs().items():
+        for planted in PLANTERS[planter](program):
+            faults = planted.check()
+            assert any(map(planted.is_named_by, faults)), (name, planted, list(map(str, faults)))
+
+
 @pytest.mark.parametrize("change", SOUND_CHANGES)
 def test_what_is_still_in_order_is_sound(
     change: Callable[[HostProgram], list[HostProgram]],
@@ -148,3 +163,116 @@ def test_what_is_still_in_order_is_sound(
     assert len(found) >= 2
     for program in found:
         assert check_host_program(program) == ()
+
+
+def test_a_race_names_both_sides(golden: GoldenCheck) -> None:
+    """The first place of each planter, and the first fault there that is of its kind."""
+    lines: list[str] = []
+    for name, plant in LOOP_PLANTERS.items():
+        spoilt = (planted for program in programs().values() for planted in plant(program))
+        planted = next(spoilt)
+        fault = next(fault for fault in planted.check() if fault.kind in planted.wanted)
+        lines += [f"{name}:", f"  {fault}"]
+    golden("host_stream_faults", "\n".join(lines))
+
+
+def test_a_rank_of_its_own_regions_is_looked_at_itself() -> None:
+    """Where chunks depend on the rank, the first stands for all but the last."""
+    program = programs()["fetched"]
+    planted = next(LOOP_PLANTERS["chunks_begin_at_the_same_place"](program))
+    assert {fault.ranks for fault in planted.check()} == {(0, 1), (2,)}
+
+
+# How many iterations are looked at.
+
+
+def numbers_of(host: HostProgram) -> list[int]:
+    return [node.number for node in unrolled(host).program.body if isinstance(node, Communicate)]
+
+
+def test_a_loop_on_streams_shows_who_follows_whom_and_who_is_last() -> None:
+    assert numbers_of(programs()["gathered"]) == list(range(5))
+    shown = unrolled(programs()["gathered_often"])
+    assert numbers_of(programs()["gathered_often"]) == [0, 1, 2, 3, 4, 20, 21, 22, 23]
+    streams = {there.indices["j0"]: there.stream for there in shown.issued if there.stream >= 0}
+    assert streams == {k: k % 4 for k in (0, 1, 2, 3, 4, 20, 21, 22, 23)}
+    joins = [node for node in shown.program.body if isinstance(node, WaitEvent)][-4:]
+    assert [str(join.instance) for join in joins] == ["23 - j1"] * 4
+
+
+def test_a_loop_on_one_stream_shows_the_first_two_and_the_last() -> None:
+    assert numbers_of(outlined(gathered_rows(24), 1)) == [0, 1, 23]
+
+
+def test_sizes_that_a_call_gives_are_assumed_as_it_might_give_them() -> None:
+    rows = assumed_sizes(programs()["of_any_size"])["i0"]
+    assert rows > 1000 and rows % 2 and rows % 3
+    program = programs()["of_any_size"]
+    rows_in_eights = Divides(8, symbol("i0", 0), program.inputs[0])
+    assert assumed_sizes(replace(program, demands=(rows_in_eights,)))["i0"] == 8 * 37
+    few_rows = Covers(6, symbol("i0", 0), program.inputs[0])
+    assert assumed_sizes(replace(program, demands=(few_rows,)))["i0"] == 6
+
+
+# Regions.
+
+ROWS = chunk_of(WHOLE, 0, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "meet"),
+    [
+        (ROWS, chunk_of(WHOLE, 0, 8, 4), False),
+        (ROWS, chunk_of(WHOLE, 0, 7, 4), True),
+        (ROWS, chunk_of(WHOLE, 1, 0, 4), True),
+        (ROWS, WHOLE, True),
+        (ROWS, chunk_of(WHOLE, 0, 4, 0), False),
+        (ROWS, chunk_of(ROWS, 0, 2, 9), True),
+        (chunk_of(ROWS, 1, 0, 2), chunk_of(ROWS, 1, 2, 2), False),
+        (chunk_of(ROWS, 0, 0, 2), chunk_of(ROWS, 0, 2, 2), False),
+        (chunk_of(ROWS, 0, 2, 9), chunk_of(WHOLE, 0, 8, 1), False),
+        (view_of(ROWS, "turned"), chunk_of(WHOLE, 0, 0, 4), False),
+        (view_of(WHOLE, "turned"), ROWS, True),
+        (
+            chunk_of(view_of(ROWS, "turned"), 0, 0, 2),
+            chunk_of(view_of(ROWS, "turned"), 0, 2, 2),
+            False,
+        ),
+        (chunk_of(view_of(ROWS, "turned"), 0, 0, 2), chunk_of(view_of(ROWS, "cut"), 0, 2, 2), True),
+    ],
+)
+def test_regions_that_meet(one: Region, other: Region, *, meet: bool) -> None:
+    assert overlap(one, other) is overlap(other, one) is meet
+
+
+def test_what_covers_what() -> None:
+    turned = view_of(ROWS, "turned")
+    assert covers(WHOLE, ROWS) and covers(ROWS, chunk_of(ROWS, 1, 0, 2)) and covers(ROWS, turned)
+    assert covers(turned, chunk_of(turned, 0, 0, 1))
+    assert not covers(ROWS, WHOLE)
+    assert not covers(ROWS, chunk_of(WHOLE, 0, 7, 2))
+    assert not covers(turned, ROWS)
+    assert not covers(chunk_of(WHOLE, 1, 0, 2), ROWS)
+
+
+# Streams as timelines.
+
+
+def test_a_stream_knows_what_it_has_waited_for() -> None:
+    time = Timelines()
+    time.step(0, CALLER)
+    made, entry = time.now(), time.mark()
+    time.step(1, stream=0)
+    assert not time.knows(made)
+    time.learn(entry)
+    assert time.knows(made)
+    transfer = time.begin(number=7)
+    time.step(2, stream=1)
+    assert not time.knows(made)
+    time.end(transfer)
+    assert time.knows(made) and time.knows(transfer.moment)
+    assert not time.knows(transfer.moment, stream=0)
+    time.step(3, stream=0)
+    later = time.begin(number=8)
+    assert later.moment.timeline != transfer.moment.timeline
+    assert not time.knows(transfer.moment)

@@ -50,6 +50,27 @@ def test_communications_follow_one_another_on_their_lane() -> None:
     ]
 
 
+def test_items_are_on_the_stream_that_they_ran_on() -> None:
+    """Marked when they begin, and a communication when it is posted, whoever waits."""
+    ticks = iter(range(10))
+    trace = Trace(clock=lambda: next(ticks))
+    trace.stream = 1
+    trace.open(0, Work("sum", "communication", 0), Extent())
+    trace.posted(0)
+    trace.stream = 0
+    with trace.span(Activity.run, Work("mm", "expr_eval", 1)):
+        trace.stream = None
+    trace.awaits(0)
+    trace.close(0)
+    items = measured_items(trace.spans, {})
+    assert [(item.label.name, item.stream) for item in items] == [
+        ("sum", 1),
+        ("post sum", 1),
+        ("mm", 0),
+        ("wait for sum", 1),
+    ]
+
+
 def test_nothing_ran() -> None:
     assert measured_items([], {}) == ()
 
