@@ -315,7 +315,7 @@ def freed_before_the_join(program: HostProgram) -> Iterator[PlantedInLoop]:
             continue
         between = program.body[places[-1] + 2 : at]
         made = {node.buffer for node in program.body if isinstance(node, Allocate)}
-        for name in made.intersection(free.buffers):
+        for name in (name for name in free.buffers if name in made):
             used = name in names_needed(program.body[places[-1]])
             if used and not any(name in names_needed(node) for node in between):
                 rest = tuple(other for other in free.buffers if other != name)
@@ -382,10 +382,9 @@ def freed_in_flight(program: HostProgram) -> Iterator[PlantedInLoop]:
     for path, post in _posts(program):
         body = body_at(program.body, path)
         made = {node.buffer for node in body if isinstance(node, Allocate)}
-        names = {post.src, post.out} & made
         if post.makes_result and post.into is None:
-            names.add(post.out)
-        for name in names:
+            made.add(post.out)
+        for name in (name for name in (post.src, post.out) if name in made):
             early = [*body[: path[-1] + 1], Free((name,)), *_unfreed(body[path[-1] + 1 :], name)]
             kinds = frozenset({Kind.free_in_flight})
             yield PlantedInLoop(kinds, _with_body_around(program, path, early))

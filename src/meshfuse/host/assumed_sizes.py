@@ -66,7 +66,7 @@ def _candidates(demands: Sequence[Demand]) -> list[int]:
     """Large and odd ones first."""
     divisor = lcm(*(demand.divisor for demand in demands if isinstance(demand, Divides)))
     most = [demand.most for demand in demands if isinstance(demand, Covers)]
-    return [_ODD, divisor * 37, divisor, *sorted(most, reverse=True), 1]
+    return [_ODD, divisor * 37, *sorted(most, reverse=True), divisor, 1]
 
 
 def _with_sizes(symbols: Sequence[Symbol], wanted: int) -> dict[str, int]:
