@@ -102,7 +102,7 @@ def test_a_timeline_is_measured_by_the_streams() -> None:
 
 
 def measure_pipeline(rank: int, world_size: int) -> tuple[tuple[int, ...], float, float, float]:
-    """A product of gathered rows, which peers fetch block by block."""
+    """Gathered rows, which peers fetch block by block, by the columns that a rank has."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", rank=rank, world_size=world_size)
@@ -112,10 +112,11 @@ def measure_pipeline(rank: int, world_size: int) -> tuple[tuple[int, ...], float
         w = fd.define_tensor([8192, 8192], contiguity=True, dtype=DataType.BFloat16)
         y = fd.ops.matmul(x, w)
         fd.add_output(y)
-        for tensor in (x, w, y):
+        for tensor, axis in ((x, 0), (w, 1), (y, 1)):
             tensor.set_device_mesh(mesh)
-        x.outer_split(0, world_size).axis(0).parallelize(mesh.axis(0))
-    inputs = [torch.randn(8192 // world_size, 8192), torch.randn(8192, 8192)]
+            tensor.outer_split(axis, world_size).axis(axis).parallelize(mesh.axis(0))
+    part = 8192 // world_size
+    inputs = [torch.randn(part, 8192), torch.randn(8192, part)]
     inputs = [tensor.to(device, torch.bfloat16) for tensor in inputs]
     for _ in range(3):
         found = fd.timeline(inputs, measured=True, overlap=Overlap.peers())

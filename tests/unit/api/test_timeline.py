@@ -45,16 +45,16 @@ def sum_beside_linear(ranks: int = 2, rows: int = 4) -> FusionDefinition:
 
 
 def gathered_product(ranks: int = 2) -> FusionDefinition:
-    """Rows of x, which are gathered, by columns of w."""
+    """Rows of x, which are gathered, by the columns of w that a rank has."""
     mesh = DeviceMesh(range(ranks))
     with FusionDefinition() as fd:
         x = fd.define_tensor([4 * ranks, 8], contiguity=True)
-        w = fd.define_tensor([8, 6], contiguity=True)
+        w = fd.define_tensor([8, 6 * ranks], contiguity=True)
         y = fd.ops.matmul(x, w)
         fd.add_output(y)
-        for tensor in (x, w, y):
+        for tensor, axis in ((x, 0), (w, 1), (y, 1)):
             tensor.set_device_mesh(mesh)
-        x.outer_split(0, ranks).axis(0).parallelize(mesh.axis(0))
+            tensor.outer_split(axis, ranks).axis(axis).parallelize(mesh.axis(0))
     return fd
 
 
