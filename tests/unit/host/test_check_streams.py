@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -159,7 +159,7 @@ def test_faults_outside_of_loops_are_found_beside_them(planter: str) -> None:
 
 @pytest.mark.parametrize("change", SOUND_CHANGES)
 def test_what_is_still_in_order_is_sound(
-    change: Callable[[HostProgram], list[HostProgram]],
+    change: Callable[[HostProgram], Iterator[HostProgram]],
 ) -> None:
     found = [changed for program in programs().values() for changed in change(program)]
     assert len(found) >= 2
