@@ -66,14 +66,10 @@ class Pending:
 
         Raises CommunicationError naming operation and missing ranks: see deadlines.wait.
         """
-        group, posting = self.group, self.posting
-        if group is None:
-            return
-        deadline = Deadline.after(self.seconds if seconds is None else seconds)
-        if posting.work is not None or posting.steps:
-            group.wait(posting, deadline)
-        elif posting.request.at_once and posting.request.out.is_cuda:
-            group.watch_stream(posting, deadline)
+        if self.group is not None and self.posting.work is not None:
+            self.group.wait(
+                self.posting, Deadline.after(self.seconds if seconds is None else seconds)
+            )
 
     def when_arrived(self, tell: Callable[[], None]) -> None:
         """Call `tell` once the transport is done with what was posted: on any thread, or now.
@@ -103,9 +99,6 @@ class _Attachment:
         default_factory=dict[tuple[int, ...], CallHistory]
     )
     joined: dict[tuple[int, ...], Group] = field(default_factory=dict[tuple[int, ...], Group])
-    transports: dict[tuple[int, ...], SymmetricTransport] = field(
-        default_factory=dict[tuple[int, ...], SymmetricTransport]
-    )
     memory_histories: dict[tuple[int, ...], CallHistory] = field(
         default_factory=dict[tuple[int, ...], CallHistory]
     )
@@ -237,9 +230,6 @@ class Communicator:
             transport = self._transport(team, device, f"symmetric memory of shape {tuple(shape)}")
         if transport is None:
             return torch.empty(tuple(shape), dtype=dtype, device=device)
-        attachment = self._find_attachment()
-        assert attachment is not None
-        attachment.transports[team] = transport
         return transport.keep(shape, dtype)
 
     def _agree_on_memory(self, team: tuple[int, ...], inputs: Sequence[object]) -> None:
@@ -248,12 +238,13 @@ class Communicator:
         Raises UserError where they do not; as `agree`, ranks meet only if they do not expect it.
         """
         attachment = self._find_attachment()
-        if attachment is None or not attachment.transports:
+        joined = () if attachment is None else attachment.joined.values()
+        memory = [kept for g in joined if g.transport is not None for kept in g.transport.kept]
+        if attachment is None or not memory:
             return
         places = tuple(
             (position, kept.serial, start)
-            for transport in attachment.transports.values()
-            for kept in transport.kept
+            for kept in memory
             for position, value in enumerate(inputs)
             if isinstance(value, torch.Tensor) and (start := kept.find(value)) is not None
         )
@@ -281,15 +272,13 @@ class Communicator:
         if group is not None:
             return group
         group = self.group(team, device.type, purpose)
-        if not group.has_joined:
-            store = dist.PrefixStore("symmetric", group.board.notices)
-            gather = partial(self.gather, team)
-            group.transport, reason = join_transport(gather, team, self.rank(), device, store)
-            group.has_joined = True
-            if reason:
-                text = f"meshfuse: chunks between ranks {team} go through NCCL: {reason}"
-                warnings.warn(text, UserWarning, stacklevel=2)
+        store = dist.PrefixStore("symmetric", group.board.notices)
+        gather = partial(self.gather, team)
+        group.transport, reason = join_transport(gather, team, self.rank(), device, store)
         attachment.joined[team] = group
+        if reason:
+            text = f"meshfuse: chunks between ranks {team} go through NCCL: {reason}"
+            warnings.warn(text, UserWarning, stacklevel=2)
         return group
 
     def begin_call(self, program: str | None) -> CallScope:

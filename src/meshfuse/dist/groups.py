@@ -12,7 +12,6 @@ program order.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
 from threading import RLock
 from typing import cast, final
 
@@ -40,10 +39,8 @@ class Group:
     def __init__(
         self, board: Board, backend: CollectiveBackend, watch: Watch = deadlines.nobody
     ) -> None:
-        """`watch` is asked in each long wait for peers that will not come.
-
-        `transport` carries fetches and deliveries, if it `has_joined` one.
-        """
+        """`watch` is asked in each long wait for peers that will not come. `transport` carries
+        fetches and deliveries, if there is one."""
         self.board = board
         self.broken: str | None = None
         self.watch = watch
@@ -53,7 +50,6 @@ class Group:
         self._lock = RLock()
         self._stream_watch = StreamWatch(board, self.abandon, watch)
         self.transport: SymmetricTransport | None = None
-        self.has_joined = False
 
     @property
     def posted(self) -> int:
@@ -83,6 +79,9 @@ class Group:
             self._sequence += 1
             try:
                 posting = self._start(backend, request)
+                if posting.work is None and request.at_once and request.out.is_cuda:
+                    mark = Issued(torch.cuda.current_stream(request.out.device))
+                    posting.work = cast(dist.Work, mark)  # it is to be watched all the same
             except MeshfuseError:
                 raise
             except RuntimeError as error:
@@ -115,14 +114,6 @@ class Group:
                 raise
         with self._lock:
             self._outstanding.pop(posting.sequence, None)
-
-    def watch_stream(self, posting: Posting, deadline: Deadline) -> None:
-        """Watch a collective that was put on the current stream, of which there is no work: a mark
-        behind it says whether it is done."""
-        if not torch.cuda.is_current_stream_capturing():
-            stream = torch.cuda.current_stream(posting.request.out.device)
-            mark = Issued(stream, stream.cuda_stream)
-            self._stream_watch.add(replace(posting, work=cast(dist.Work, mark)), deadline)
 
     def _wait_on_stream(self, posting: Posting, deadline: Deadline) -> None:
         self._usable_backend(posting.request)

@@ -198,12 +198,10 @@ class _CudaLink:
         return _CudaWindow(self._empty(size), self._group)
 
     def raise_flag(self, place: int, flag: int, value: int) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(self.device.index)
-        self._driver.write(stream, self._addresses[place] + 4 * flag, value)
+        self._driver.write(self.stream(), self._addresses[place] + 4 * flag, value)
 
     def await_flag(self, flag: int, value: int) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(self.device.index)
-        self._driver.wait(stream, self._addresses[self._place] + 4 * flag, value)
+        self._driver.wait(self.stream(), self._addresses[self._place] + 4 * flag, value)
 
     def settle(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -221,25 +219,25 @@ class _CudaLink:
         handle = self.stream()
         if handle not in self._streams:
             self._streams[handle] = torch.cuda.current_stream(self.device)
-        return Issued(self._streams[handle], handle)
+        return Issued(self._streams[handle])
 
 
 @final
 class Issued:
     """What was put on a stream, up to here: as much of a torch Work as is asked of one."""
 
-    __slots__ = ("_device", "_event", "_handle")
+    __slots__ = ("_event", "_stream")
 
-    def __init__(self, stream: torch.cuda.Stream, handle: int) -> None:
-        self._handle = handle
-        self._device = stream.device
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
         self._event = torch.cuda.Event()
         self._event.record(stream)
 
     def wait(self, timeout: object = None) -> bool:
         """The current stream waits."""
-        if torch._C._cuda_getCurrentRawStream(self._device.index) != self._handle:
-            torch.cuda.current_stream(self._device).wait_event(self._event)
+        current = torch._C._cuda_getCurrentRawStream(self._stream.device.index)
+        if current != self._stream.cuda_stream:
+            torch.cuda.current_stream(self._stream.device).wait_event(self._event)
         return True
 
     def is_completed(self) -> bool:
@@ -312,37 +310,36 @@ class SymmetricTransport:
         transfer = request.transfer
         if transfer is None:
             raise InvariantError(f"{request}: nobody says who sends to whom")
-        use = self._fetched(request, transfer)
-        if request.collective == "deliver":
-            use = self._delivered(request, transfer)
+        is_fetch = request.collective == "fetch"
+        use = (self._fetched if is_fetch else self._delivered)(request, transfer)
         if use is None or transfer.is_own:
             return Posting(request)
         self._arena.pull(use, transfer.sources[transfer.place], request.out)
         return Posting(request, cast(dist.Work, self._link.issued()))
 
-    def _fetched(self, request: CollectiveRequest, transfer: Transfer) -> Use | None:
+    def _fetched(self, request: CollectiveRequest, transfer: Transfer) -> Use:
         """The use in which the source of a fetch is published: once for all ranks, each of which
         asks for it in one of as many requests as there are ranks."""
-        if request.collective != "fetch":
-            return None
-        arena = self._arena
         use = self._sources.get(transfer.chunk)
         if use is None:
-            kept = self._find_kept(request.src)
-            if kept is None:
-                use = arena.take(transfer.most_bytes, pins=arena.ranks)
-            else:
-                use = arena.take(0, pins=arena.ranks)
-                use.window, use.start = kept
-            if transfer.root in (None, arena.place):
-                if kept is None:
-                    self._write(use, request.src)
-                arena.publish(use, tuple(k for k in range(arena.ranks) if k != arena.place))
-            self._sources[transfer.chunk] = use
+            use = self._sources[transfer.chunk] = self._publish_source(request.src, transfer)
         use.pins -= 1
         if not use.pins or transfer.root is not None:
             use.pins = 0
             del self._sources[transfer.chunk]
+        return use
+
+    def _publish_source(self, src: torch.Tensor, transfer: Transfer) -> Use:
+        """A use of a fetch's source, for all others if the rank is one that they fetch from."""
+        arena, kept = self._arena, self._find_kept(src)
+        is_source = transfer.root in (None, arena.place)
+        use = arena.take(transfer.most_bytes if kept is None else 0, pins=arena.ranks)
+        if kept is not None:
+            use.window, use.start = kept
+        elif is_source:
+            self._write(use, src)
+        if is_source:
+            arena.publish(use, tuple(k for k in range(arena.ranks) if k != arena.place))
         return use
 
     def _find_kept(self, src: torch.Tensor) -> tuple[Window, int] | None:

@@ -14,7 +14,7 @@ import torch
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.collectives import CollectiveRequest, Transfer
-from meshfuse.expr import IntExpr, const, evaluate
+from meshfuse.expr import IntExpr, evaluate
 from meshfuse.facts.holdings import value_at
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
@@ -96,8 +96,8 @@ class BoundTransfer:
     order: tuple[int, ...]
     owner: IntExpr
     cause: str
-    bytes: IntExpr = const(0)
-    pieces: tuple[str, ...] = ()
+    bytes: IntExpr
+    pieces: tuple[str, ...]
 
     @property
     def all_extents(self) -> tuple[IntExpr, ...]:

@@ -45,51 +45,32 @@ class OnStreamStep(Step):
 
 @final
 @frozen_dataclass
-class RecordStep(Step):
-    """`extents`: the instance."""
+class EventStep(Step):
+    """A mark, or the wait for one. `extents`: its instance."""
 
     event: int
+    is_awaited: bool
     extents: tuple[IntExpr, ...]
     traced: Traced | None = None
 
     def bind(self, sizes: Sizes) -> Action:
-        mark = self._mark(sizes)
-        return lambda slots: mark
+        told = self._told(sizes)
+        return lambda slots: told
 
     def expand(self, sizes: Sizes) -> Iterator[Bound]:
-        yield Bound.telling(self._mark(sizes))
+        yield Bound.telling(self._told(sizes))
 
-    def _mark(self, sizes: Sizes) -> Mark:
+    def _told(self, sizes: Sizes) -> Mark | AwaitMark:
         (instance,) = sizes.values
-        return Mark(self.event, instance)
+        mark = Mark(self.event, instance)
+        return AwaitMark(mark) if self.is_awaited else mark
 
 
 @bind_step.register
 def _(node: Record, binding: Binding) -> Step:
-    return RecordStep(node.event, (node.instance,))
-
-
-@final
-@frozen_dataclass
-class WaitEventStep(Step):
-    """`extents`: the instance."""
-
-    event: int
-    extents: tuple[IntExpr, ...]
-    traced: Traced | None = None
-
-    def bind(self, sizes: Sizes) -> Action:
-        awaited = self._awaited(sizes)
-        return lambda slots: awaited
-
-    def expand(self, sizes: Sizes) -> Iterator[Bound]:
-        yield Bound.telling(self._awaited(sizes))
-
-    def _awaited(self, sizes: Sizes) -> AwaitMark:
-        (instance,) = sizes.values
-        return AwaitMark(Mark(self.event, instance))
+    return EventStep(node.event, False, (node.instance,))
 
 
 @bind_step.register
 def _(node: WaitEvent, binding: Binding) -> Step:
-    return WaitEventStep(node.event, (node.instance,))
+    return EventStep(node.event, True, (node.instance,))

@@ -21,7 +21,7 @@ with a later one could not send what the first has made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Final
@@ -72,8 +72,8 @@ def with_streams(
             continue
         entry, end = next(events), next(events)
         number = loop_index(node.index, node.count)
-        ordered = _with_sums_in_order(node, kernels, lambda: next(events))
-        ordered = _begun_in_order(node, ordered, lambda: next(events))
+        ordered = _with_sums_in_order(node, kernels, events)
+        ordered = _begun_in_order(node, ordered, events)
         inside = (WaitEvent(entry, _ONCE), *ordered, Record(end, number))
         yield Record(entry, _ONCE)
         yield replace(node, body=(OnStream(mod(number, number_of_streams), inside),))
@@ -88,7 +88,7 @@ def _join(event: int, loop: ForLoop, number_of_streams: int, name: str) -> ForLo
 
 
 def _with_sums_in_order(
-    loop: ForLoop, kernels: Mapping[KernelName, Kernel], next_event: Callable[[], int]
+    loop: ForLoop, kernels: Mapping[KernelName, Kernel], events: Iterator[int]
 ) -> list[Node]:
     """The body, where iterations that write the same memory do so one after the other."""
     number = loop_index(loop.index, loop.count)
@@ -97,7 +97,7 @@ def _with_sums_in_order(
     touched = [_memory_touched(loop, node) for node in loop.body]
     for name in _written_together(loop, kernels):
         places = [place for place, names in enumerate(touched) if name in names]
-        event = next_event()
+        event = next(events)
         before.setdefault(places[0], []).append(WaitEvent(event, number - 1))
         behind.setdefault(places[-1], []).append(Record(event, number))
     ordered: list[Node] = []
@@ -106,16 +106,14 @@ def _with_sums_in_order(
     return ordered
 
 
-def _begun_in_order(
-    loop: ForLoop, body: Sequence[Node], next_event: Callable[[], int]
-) -> list[Node]:
+def _begun_in_order(loop: ForLoop, body: Sequence[Node], events: Iterator[int]) -> list[Node]:
     """The body, whose first computation is not issued to the device before that of the iteration
     before; as it is where transfers say when each may begin."""
     place = next((k for k, node in enumerate(body) if isinstance(node, Evaluate | Launch)), None)
     posts = any(isinstance(node, Communicate) for node in all_nodes(body))
     if place is None or not posts or any(isinstance(node, Wait) for node in body[:place]):
         return list(body)
-    number, event = loop_index(loop.index, loop.count), next_event()
+    number, event = loop_index(loop.index, loop.count), next(events)
     return [*body[:place], WaitEvent(event, number - 1), Record(event, number), *body[place:]]
 
 

@@ -7,7 +7,6 @@ T2 = matmul(T0, T1);  T3 = all_reduce(T2, mesh_x), rows of T3 [a0{64}, ..], in 4
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import final
 
 from meshfuse.base.frozen import frozen_dataclass
@@ -22,13 +21,12 @@ from meshfuse.facts.streams import has_streams
 from meshfuse.ir.axes import AxisKind, AxisName, TensorName
 from meshfuse.ir.comm import AllGather, AllReduce, Communication, ReduceScatter
 from meshfuse.ir.infer import is_tensor
-from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.ops import Expr, Linear, MatMul
 from meshfuse.ir.printer import op_name, print_expr
 from meshfuse.ir.program import Program
 from meshfuse.ir.schedule import Merge, Schedule, Split, Swizzle1d
 from meshfuse.ir.transforms import split, swizzle1d
-from meshfuse.passes.propagate_streams import IN_LOOPS, propagate_streams
+from meshfuse.passes.propagate_streams import IN_LOOPS, on_stream, propagate_streams
 
 STAGE = "overlap"
 BOUND = "overlapped"
@@ -254,7 +252,7 @@ def _bind(program: Program, binding: _Binding, form: Overlap) -> Program:
         return program
     if form.way is Way.chunks:
         program = split(program, tensor, place, form.count, inner_split=False)
-        return _on_stream(program, tensor, place)
+        return on_stream(program, tensor, place)
     mesh = program.schedule(tensor).mesh
     assert mesh is not None and not isinstance(communication, AllReduce)
     ranks = mesh.axis_size(communication.mesh_axis)
@@ -263,14 +261,8 @@ def _bind(program: Program, binding: _Binding, form: Overlap) -> Program:
         program = split(program, tensor, place + 1, form.count, inner_split=False)
     own_last = isinstance(communication, ReduceScatter)
     program = swizzle1d(program, tensor, place, communication.mesh_axis, int(own_last))
-    program = _on_stream(program, tensor, place)
-    return program if form.count == 1 else _on_stream(program, tensor, place + 1)
-
-
-def _on_stream(program: Program, tensor: TensorName, place: int) -> Program:
-    schedule = program.schedule(tensor)
-    bindings = {**schedule.bindings, schedule.leaves[place]: ParallelType.stream}
-    return program.with_schedule(tensor, replace(schedule, bindings=bindings))
+    program = on_stream(program, tensor, place)
+    return program if form.count == 1 else on_stream(program, tensor, place + 1)
 
 
 def _leaf_of(schedule: Schedule, axis: AxisName) -> int | None:

@@ -53,6 +53,7 @@ from meshfuse.ir.ops_attention import SdpfaBwd, SdpfaFwd
 from meshfuse.ir.ops_indexing import Cat, IndexSelect, Pad, Scan, Slice, TakeAlongAxis, TopK
 from meshfuse.ir.program import Program, fresh_name
 from meshfuse.ir.schedule import Merge, Schedule, Split, Swizzle1d
+from meshfuse.ir.transforms import swizzle1d
 
 STAGE = "propagate_streams"
 
@@ -335,15 +336,22 @@ def _take(
     if place is None:
         return program
     taken, leaf = _cut_leaf(program, tensor, place, stream.span)
-    if stream.rotation is not None:
-        taken, leaf = _swizzled(taken, tensor, leaf, stream.rotation)
-    schedule = taken.schedule(tensor)
-    bindings = {**schedule.bindings, leaf: ParallelType.stream}
-    taken = taken.with_schedule(tensor, replace(schedule, bindings=bindings))
+    at, rotation = taken.schedule(tensor).leaves.index(leaf), stream.rotation
+    if rotation is not None:
+        taken = swizzle1d(taken, tensor, at, rotation.mesh_axis, rotation.offset)
+        leaf = taken.schedule(tensor).leaves[at]
+    taken = on_stream(taken, tensor, at)
     found = find_stream(taken, tensor, leaf)
     if isinstance(found, str) or (found.span, found.rotation) != (stream.span, stream.rotation):
         return program
     return program if _reason_against(taken, expr, tensor, found) else taken
+
+
+def on_stream(program: Program, tensor: TensorName, place: int) -> Program:
+    """The leaf at a place of the loop nest bound to the stream."""
+    schedule = program.schedule(tensor)
+    bindings = {**schedule.bindings, schedule.leaves[place]: ParallelType.stream}
+    return program.with_schedule(tensor, replace(schedule, bindings=bindings))
 
 
 def _leaf_to_cut(
@@ -398,15 +406,3 @@ def _cut_leaf(
     leaves = (*schedule.leaves[:place], step.outer, step.inner, *schedule.leaves[place + 1 :])
     schedule = replace(schedule, leaves=leaves, steps=(*schedule.steps, step))
     return program.with_schedule(tensor, schedule), step.outer
-
-
-def _swizzled(
-    program: Program, tensor: TensorName, leaf: AxisName, rotation: Rotation
-) -> tuple[Program, AxisName]:
-    program, out = fresh_name(program, "a")
-    schedule = program.schedule(tensor)
-    leaves = tuple(AxisName(out) if name == leaf else name for name in schedule.leaves)
-    step = Swizzle1d(leaf, AxisName(out), rotation.mesh_axis, rotation.offset)
-    steps = (*schedule.steps, step)
-    schedule = replace(schedule, leaves=leaves, steps=steps)
-    return program.with_schedule(tensor, schedule), AxisName(out)

@@ -21,8 +21,10 @@ J = symbol("j", 0, 2)
 
 
 def bound(collective: str, owner: IntExpr, rank: int = 5) -> BoundTransfer:
-    out = TensorName("T1")
-    return BoundTransfer(2, collective, rank, MESH, X, out, (const(2),), (0,), owner, "a test")
+    out, shape = TensorName("T1"), (const(2),)
+    return BoundTransfer(
+        2, collective, rank, MESH, X, out, shape, (0,), owner, "a test", bytes=const(0), pieces=()
+    )
 
 
 @pytest.mark.parametrize(
