@@ -150,14 +150,13 @@ def _run_started(
     communicator: Communicator,
     trace: Trace | None,
 ) -> list[torch.Tensor]:
-    random = None
     if executable.drawing is not None:  # before anything is posted
-        random = _draw(executable.drawing, communicator)
+        executable.drawing.bind(slots, _draw(executable.drawing, communicator))
     trace = _with_marks(trace)
     if plan.order is not None and (plan.communications or executable.device.type == "cuda"):
         with torch.no_grad():
-            return _run_on_streams(executable, plan, plan.order, slots, communicator, trace, random)
-    program = run_plan(executable, plan, slots, trace, random)
+            return _run_on_streams(executable, plan, plan.order, slots, communicator, trace)
+    program = run_plan(executable, plan, slots, trace)
     if not executable.evaluates:  # inputs have no grad, and only torch's operations would care
         return _drive(program, communicator, plan.communications, trace)
     with torch.no_grad():
@@ -171,18 +170,15 @@ def _run_on_streams(
     slots: Slots,
     communicator: Communicator,
     trace: Trace | None,
-    random: RandomState | None,
 ) -> list[torch.Tensor]:
-    if executable.device.type == "cuda" and trace is not None:
-        program = run_plan(executable, plan, slots, trace, random)
-        with WorkerStreams(executable.device) as streams:
-            return _drive(program, communicator, plan.communications, trace, streams.follow)
-    if executable.drawing is not None and random is not None:
-        executable.drawing.bind(slots, random)
     if executable.device.type == "cuda":
         with WorkerStreams(executable.device) as streams:
-            _issue(plan, order, slots, communicator, streams)
-        return [slots[place] for place in executable.outputs]
+            program = (
+                _issue(executable, plan, order, slots, streams)
+                if trace is None
+                else run_plan(executable, plan, slots, trace)
+            )
+            return _drive(program, communicator, plan.communications, trace, streams.follow)
     call = CooperativeRun(plan, order, slots, communicator, trace)
     try:
         return call.run(executable)
@@ -193,38 +189,22 @@ def _run_on_streams(
 
 
 def _issue(
+    executable: Executable,
     plan: Plan,
     order: StreamOrder,
     slots: Slots,
-    communicator: Communicator,
     streams: WorkerStreams,
-) -> None:
-    """All actions of a plan in program order. What `_drive` does, with nothing decided twice: small
-    programs on GPUs are as fast as their host."""
-    pending: dict[int, Pending] = {}
-    to_come = plan.communications
-    try:
-        for action, following in zip(plan.actions, order.following, strict=True):
-            if following is not None:
-                following(streams)
-                continue
-            event = action(slots)
-            if event is None:
-                continue
-            match event:
-                case Post(request):
-                    pending[request.number] = communicator.post(request)
-                case AwaitWork(number):
-                    pending.pop(number).wait()
-                    to_come -= 1
-                case Reserve(chunk):
-                    event.fill(communicator.reserve(chunk))
-                case _:
-                    streams.follow(event)
-    except BaseException as error:
-        if to_come:
-            communicator.give_up(f"{type(error).__name__}: {error}")
-        raise
+) -> RankProgram:
+    """As run_plan, with what concerns streams done here and decided before: small programs on GPUs
+    are as fast as their host."""
+    for action, following in zip(plan.actions, order.following, strict=True):
+        if following is not None:
+            following(streams)
+            continue
+        event = action(slots)
+        if event is not None:
+            yield event
+    return [slots[place] for place in executable.outputs]
 
 
 def _draw(drawing: Drawing, communicator: Communicator) -> RandomState:
