@@ -38,6 +38,7 @@ from linears import (
 from races import Call, Times, race
 from ranks import Failure, Job, Report, parser_of, print_table, run_job
 
+from meshfuse.base import optional
 from meshfuse.multidevice import DeviceMesh, symmetric_empty
 
 Shape = tuple[int, int, int]
@@ -123,8 +124,7 @@ def world_name() -> Any:
 
 
 def symmetric_copy(x: torch.Tensor, group: Any) -> torch.Tensor:
-    import torch.distributed._symmetric_memory as symmetric  # noqa: PLC0415  # not on every system
-
+    symmetric = optional.load("torch.distributed._symmetric_memory")
     copy = symmetric.empty(*x.shape, device=x.device, dtype=x.dtype)
     symmetric.rendezvous(copy, group)
     return copy.copy_(x)
@@ -163,8 +163,7 @@ def gather_alone(problem: Problem, operands: list[Operands]) -> Variant:
 
 def pull_alone(problem: Problem, operands: list[Operands]) -> Variant:
     """The blocks of all others, by the copy engine out of their memory."""
-    import torch.distributed._symmetric_memory as symmetric  # noqa: PLC0415  # not on every system
-
+    symmetric = optional.load("torch.distributed._symmetric_memory")
     rank, x = dist.get_rank(), operands[0].x
     shape = (problem.ranks, block(problem.m, problem.ranks), problem.k)
     rows = symmetric.empty(*shape, device=x.device, dtype=x.dtype)

@@ -21,6 +21,7 @@ from meshfuse.host.nodes import (
 from meshfuse.host.parser import parse_host_program
 from meshfuse.host.printer import print_host_program
 from meshfuse.ir.parser import parse_program
+from meshfuse.multidevice import DeviceMesh
 from meshfuse.pipeline import compile
 from meshfuse.runtime.arguments import signature_of
 
@@ -66,3 +67,22 @@ def loops(host: HostProgram) -> list[ForLoop]:
 
 def _is_mark(node: Node) -> bool:
     return isinstance(node, Record | WaitEvent)
+
+
+def gathered_rows(
+    ranks: int, count: int, rows: int = 2, *, activated: bool = False
+) -> FusionDefinition:
+    """`count` times a block of rows for each rank, which are gathered chunk by chunk and multiplied
+    by [4, 5]; all want the whole product. An activation may follow."""
+    mesh = DeviceMesh(range(ranks))
+    with FusionDefinition() as fd:
+        a, b = dense(fd, count, ranks, rows, 4), dense(fd, 4, 5)
+        c = fd.ops.matmul(a, b)
+        if activated:
+            c = fd.ops.relu(c)
+        for tensor in (a, b, c):
+            tensor.set_device_mesh(mesh)
+        a.axis(1).parallelize(mesh.axis(0))
+        c.axis(0).parallelize(STREAM)
+        fd.add_output(c)
+    return fd

@@ -5,28 +5,12 @@ from __future__ import annotations
 import pytest
 
 from golden_text import GoldenCheck
-from host_loops import STREAM, chunks, define, dense, host_program, loops
+from host_loops import STREAM, chunks, define, dense, gathered_rows, host_program, loops
 from meshfuse import FusionDefinition
 from meshfuse.api.planning import plan
 from meshfuse.host.nodes import Chunk
 from meshfuse.host.printer import print_host_program
 from sharded_runs import X, integers, mesh_of, place, posted, run
-
-
-def gathered_rows(d: int, count: int) -> FusionDefinition:
-    """`count` times `d` blocks of rows: the ranks have every d-th. All want the whole product."""
-    mesh = mesh_of(d)
-
-    def build(fd: FusionDefinition) -> None:
-        a, b = dense(fd, count, d, 2, 4), dense(fd, 4, 5)
-        c = fd.ops.matmul(a, b)
-        for tensor in (a, b, c):
-            tensor.set_device_mesh(mesh)
-        a.axis(1).parallelize(X)
-        c.axis(0).parallelize(STREAM)
-        fd.add_output(c)
-
-    return define(build)
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 8])

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gloo_run import run_ranks
+from host_loops import gathered_rows
 from meshfuse import DataType, DistributedTensor, FusionDefinition, ParallelType, TensorView
 from meshfuse.base.errors import CommunicationError
 from meshfuse.dist.collectives import CollectiveRequest
@@ -26,16 +27,7 @@ Case = tuple[FusionDefinition, list[torch.Tensor], torch.Tensor]
 
 def gathered(ranks: int) -> Case:
     """Rows are gathered chunk by chunk and multiplied."""
-    mesh = DeviceMesh(range(ranks))
-    with FusionDefinition() as fd:
-        a = fd.define_tensor([CHUNKS, ranks, 3, 4], contiguity=True)
-        b = fd.define_tensor([4, 5], contiguity=True)
-        c = fd.ops.relu(fd.ops.matmul(a, b))
-        for tensor in (a, b, c):
-            tensor.set_device_mesh(mesh)
-        a.axis(1).parallelize(X)
-        c.axis(0).parallelize(STREAM)
-        fd.add_output(c)
+    fd = gathered_rows(ranks, CHUNKS, 3, activated=True)
     inputs = [integers(CHUNKS, ranks, 3, 4), integers(4, 5)]
     return fd, inputs, (inputs[0] @ inputs[1]).relu()
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gloo_run import observe_ranks
-from gpu_run import environment
+from gpu_run import needs_two_gpus, on_two_gpus
 from meshfuse import DataType, DistributedTensor, FusionDefinition, ParallelType
 from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.multidevice import DeviceMesh, Overlap
@@ -140,19 +139,11 @@ def replay_all_reduce(rank: int, world_size: int, overlap: str) -> tuple[Sequenc
     return exact, explanation
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two_gpus
 @pytest.mark.parametrize("overlap", ["off", "chunks"])
 def test_collectives_are_replayed(overlap: str) -> None:
-    outcomes = observe_ranks(
-        replay_all_reduce,
-        2,
-        overlap,
-        deadline=110,
-        initialise=False,
-        environ=environment,
-    )
+    outcomes = on_two_gpus(replay_all_reduce, overlap)
     for outcome in outcomes:
-        assert outcome.succeeded, f"{outcome.error}\n{outcome.output}"
         exact, explanation = outcome.value
         assert all(exact), exact
         assert "all_reduce" in explanation

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.distributed as dist
 
-from gloo_run import observe_ranks
-from gpu_run import environment
+from gpu_run import needs_two_gpus, on_two_gpus
 from meshfuse import DataType, FusionDefinition, TensorView
 from meshfuse.multidevice import DeviceMesh, Overlap, shard_tensor
 from sharded_cases import CASES, Built, check_outputs, integers
@@ -36,11 +34,10 @@ def run_all_cases(rank: int, world_size: int) -> list[str]:
     return done
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two_gpus
 def test_cases_on_two_gpus() -> None:
-    outcomes = observe_ranks(run_all_cases, 2, deadline=110, initialise=False, environ=environment)
+    outcomes = on_two_gpus(run_all_cases)
     for outcome in outcomes:
-        assert outcome.succeeded, f"{outcome.error}\n{outcome.output}"
         assert outcome.value == list(CASES)
 
 
@@ -86,14 +83,11 @@ def measure_overlap(rank: int, world_size: int) -> tuple[str, float, float, floa
     )
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two_gpus
 def test_a_timeline_is_measured_by_the_streams() -> None:
     """137 GFLOP take more than 50 us on any GPU of today, and 33 MB over a link more than 30."""
-    outcomes = observe_ranks(
-        measure_overlap, 2, deadline=110, initialise=False, environ=environment
-    )
+    outcomes = on_two_gpus(measure_overlap)
     for rank, outcome in enumerate(outcomes):
-        assert outcome.succeeded, f"{outcome.error}\n{outcome.output}"
         source, seconds, gemm, communication, hidden = outcome.value
         assert source == f"cuda:{rank}"
         assert seconds >= gemm > 5e-5, outcome.output
@@ -129,14 +123,11 @@ def measure_pipeline(rank: int, world_size: int) -> tuple[tuple[int, ...], float
     )
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two_gpus
 def test_a_timeline_shows_the_streams_of_a_pipeline() -> None:
     """The second block arrives while the first is multiplied, each on its stream."""
-    outcomes = observe_ranks(
-        measure_pipeline, 2, deadline=110, initialise=False, environ=environment
-    )
+    outcomes = on_two_gpus(measure_pipeline)
     for outcome in outcomes:
-        assert outcome.succeeded, f"{outcome.error}\n{outcome.output}"
         streams, seconds, computing, hidden = outcome.value
         assert streams == (0, 1), outcome.output
         assert seconds >= computing > 1e-4, outcome.output

@@ -10,8 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gloo_run import observe_ranks
-from gpu_run import environment
+from gpu_run import needs_two_gpus, on_two_gpus
 from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.dist.communicator import Communicator
 from meshfuse.multidevice import DeviceMesh, symmetric_empty
@@ -66,12 +65,9 @@ def pipelines(rank: int, ranks: int) -> str:
     return "done"
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two_gpus
 def test_pipelines_are_exact() -> None:
-    for outcome in observe_ranks(
-        pipelines, 2, deadline=DEADLINE, initialise=False, environ=environment
-    ):
-        assert outcome.succeeded, f"{outcome.error}\n{outcome.output}"
+    on_two_gpus(pipelines, deadline=DEADLINE)
 
 
 def dawdle(draw: random.Random, rank: int) -> None:
@@ -108,12 +104,9 @@ def random_sizes(rank: int, ranks: int) -> list[int]:
     return memory
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two_gpus
 def test_any_sizes_in_any_order_and_one_rank_late() -> None:
-    for outcome in observe_ranks(
-        random_sizes, 2, deadline=DEADLINE, initialise=False, environ=environment
-    ):
-        assert outcome.succeeded, f"{outcome.error}\n{outcome.output}"
+    for outcome in on_two_gpus(random_sizes, deadline=DEADLINE):
         early, late = outcome.value[:2], outcome.value[2:]
         assert late[0] <= early[0] + (1 << 20) and late[1] <= early[1] + (1 << 22)
 
@@ -130,12 +123,9 @@ def captured(rank: int, ranks: int) -> str:
     return "refused"
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two_gpus
 def test_transfers_are_not_captured() -> None:
-    for outcome in observe_ranks(
-        captured, 2, deadline=DEADLINE, initialise=False, environ=environment
-    ):
-        assert outcome.succeeded, f"{outcome.error}\n{outcome.output}"
+    on_two_gpus(captured, deadline=DEADLINE)
 
 
 def kept_inputs(rank: int, ranks: int) -> str:
@@ -155,9 +145,6 @@ def kept_inputs(rank: int, ranks: int) -> str:
     return "done"
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two_gpus
 def test_inputs_are_sent_from_symmetric_memory() -> None:
-    for outcome in observe_ranks(
-        kept_inputs, 2, deadline=DEADLINE, initialise=False, environ=environment
-    ):
-        assert outcome.succeeded, f"{outcome.error}\n{outcome.output}"
+    on_two_gpus(kept_inputs, deadline=DEADLINE)

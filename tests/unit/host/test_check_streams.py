@@ -9,7 +9,7 @@ from functools import lru_cache
 import pytest
 
 from golden_text import GoldenCheck
-from host_loops import STREAM, chunks, define, dense
+from host_loops import STREAM, chunks, define, dense, gathered_rows
 from meshfuse import FusionDefinition
 from meshfuse.base.options import NO_OPTIONS, with_options
 from meshfuse.expr import symbol
@@ -32,22 +32,6 @@ from sharded_runs import X, mesh_of, place
 def outlined(fd: FusionDefinition, streams: int = 4, form: Overlap = PLAIN) -> HostProgram:
     options = with_options(NO_OPTIONS, [f"number_of_streams({streams})"])
     return outline_program(fd.fusion.recording.program, form, options).host
-
-
-def gathered_rows(count: int) -> FusionDefinition:
-    """A chunk is gathered over two ranks, multiplied, and put through a kernel."""
-    mesh = mesh_of(2)
-
-    def build(fd: FusionDefinition) -> None:
-        a, b = dense(fd, count, 2, 2, 4), dense(fd, 4, 5)
-        c = fd.ops.relu(fd.ops.matmul(a, b))
-        for tensor in (a, b, c):
-            tensor.set_device_mesh(mesh)
-        a.axis(1).parallelize(X)
-        c.axis(0).parallelize(STREAM)
-        fd.add_output(c)
-
-    return define(build)
 
 
 def added_columns(fd: FusionDefinition) -> None:
@@ -108,9 +92,9 @@ def two_layers() -> FusionDefinition:
 
 
 PROGRAMS: dict[str, Callable[[], HostProgram]] = {
-    "gathered": lambda: outlined(gathered_rows(5), 2),
-    "gathered_often": lambda: outlined(gathered_rows(24), 4),
-    "gathered_on_few": lambda: outlined(gathered_rows(3), 4),
+    "gathered": lambda: outlined(gathered_rows(2, 5, activated=True), 2),
+    "gathered_often": lambda: outlined(gathered_rows(2, 24, activated=True), 4),
+    "gathered_on_few": lambda: outlined(gathered_rows(2, 3, activated=True), 4),
     "added": lambda: outlined(define(added_columns), 2),
     "added_on_four": lambda: outlined(define(added_columns), 4),
     "two_loops": lambda: outlined(define(two_loops), 2),
@@ -203,7 +187,7 @@ def test_a_loop_on_streams_shows_who_follows_whom_and_who_is_last() -> None:
 
 
 def test_a_loop_on_one_stream_shows_the_first_two_and_the_last() -> None:
-    assert numbers_of(outlined(gathered_rows(24), 1)) == [0, 1, 23]
+    assert numbers_of(outlined(gathered_rows(2, 24, activated=True), 1)) == [0, 1, 23]
 
 
 def test_sizes_that_a_call_gives_are_assumed_as_it_might_give_them() -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from host_loops import gathered_rows
 from meshfuse import FusionDefinition
 from meshfuse.base.errors import InvariantError, UserError
 from meshfuse.base.options import NO_OPTIONS, with_options
@@ -31,27 +32,11 @@ from meshfuse.host.stream_order import without_known_marks
 from meshfuse.host.verify import verify_host_program
 from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.parser import parse_program
-from meshfuse.multidevice import DeviceMesh
 from meshfuse.pipeline import compile
 from meshfuse.runtime.arguments import signature_of
 from sharded_runs import integers
 
 STREAM, X = ParallelType.stream, ParallelType.mesh_x
-
-
-def gathered_rows(chunks: int, ranks: int = 2) -> FusionDefinition:
-    """[chunks, ranks, 2, 4] @ [4, 5]: a chunk is gathered over the ranks, then multiplied."""
-    mesh = DeviceMesh(range(ranks))
-    with FusionDefinition() as fd:
-        a = fd.define_tensor([chunks, ranks, 2, 4], contiguity=True)
-        b = fd.define_tensor([4, 5], contiguity=True)
-        c = fd.ops.matmul(a, b)
-        for tensor in (a, b, c):
-            tensor.set_device_mesh(mesh)
-        a.axis(1).parallelize(X)
-        c.axis(0).parallelize(STREAM)
-        fd.add_output(c)
-    return fd
 
 
 def added_columns(rows: int) -> FusionDefinition:
@@ -89,7 +74,7 @@ def marks(host: HostProgram) -> list[str]:
 
 
 def test_iterations_take_turns_on_streams_and_the_caller_waits_for_the_last_of_each() -> None:
-    assert marks(lowered(gathered_rows(8), chunks_of(8), 4)) == [
+    assert marks(lowered(gathered_rows(2, 8), chunks_of(8), 4)) == [
         "record(0, 0)",
         "for_loop(j0, 8) {",
         "on_stream(j0 % 4) {",
@@ -101,7 +86,7 @@ def test_iterations_take_turns_on_streams_and_the_caller_waits_for_the_last_of_e
 
 
 def test_fewer_iterations_than_streams() -> None:
-    text = marks(lowered(gathered_rows(3), chunks_of(3), 4))
+    text = marks(lowered(gathered_rows(2, 3), chunks_of(3), 4))
     assert text[1:3] == ["for_loop(j0, 3) {", "on_stream(j0) {"]
     assert text[-2:] == ["for_loop(j1, 3) {", "wait_event(1, 2 - j1)"]
 
@@ -126,7 +111,7 @@ def test_a_count_that_a_call_gives() -> None:
 @pytest.mark.parametrize("streams", [1, 4])
 def test_no_streams_where_there_is_one_or_one_iteration(streams: int) -> None:
     count = 5 if streams == 1 else 1
-    host = lowered(gathered_rows(count), chunks_of(count), streams)
+    host = lowered(gathered_rows(2, count), chunks_of(count), streams)
     assert not any(isinstance(node, OnStream | Record | WaitEvent) for node in all_nodes(host.body))
 
 
@@ -172,7 +157,7 @@ def test_a_number_of_streams_below_one() -> None:
 @pytest.mark.parametrize("streams", [1, 2, 4])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 def test_simulated_values_on_any_number_of_streams(ranks: int, streams: int) -> None:
-    host = lowered(gathered_rows(5, ranks), chunks_of(5), streams)
+    host = lowered(gathered_rows(ranks, 5), chunks_of(5), streams)
     a, b = integers(5, ranks, 2, 4), integers(4, 5)
     executables = {rank: load(host, {}, None, rank, torch.device("cpu")) for rank in range(ranks)}
     shards = {rank: [a[:, rank : rank + 1].contiguous(), b] for rank in range(ranks)}
@@ -183,7 +168,7 @@ def test_simulated_values_on_any_number_of_streams(ranks: int, streams: int) -> 
 @pytest.mark.parametrize("streams", [1, 2, 4, 8])
 def test_memory_is_that_of_one_iteration_for_each_stream(streams: int) -> None:
     """Inputs and the result are there all the time; an iteration gathers [2, 2, 4] floats."""
-    host = lowered(gathered_rows(6), chunks_of(6), streams)
+    host = lowered(gathered_rows(2, 6), chunks_of(6), streams)
     whole = 4 * (6 * 2 * 4 + 4 * 5 + 6 * 2 * 2 * 5)
     assert memory_use(host, {}, 0).peak == whole + min(streams, 6) * 4 * 2 * 2 * 4
 
@@ -192,7 +177,7 @@ def test_memory_is_that_of_one_iteration_for_each_stream(streams: int) -> None:
 
 
 def spoilt(change: Callable[[OnStream], list[Node]]) -> HostProgram:
-    host = lowered(gathered_rows(5), chunks_of(5), 2)
+    host = lowered(gathered_rows(2, 5), chunks_of(5), 2)
     body: list[Node] = []
     for node in host.body:
         if isinstance(node, ForLoop) and isinstance(node.body[0], OnStream):
@@ -305,7 +290,7 @@ class Transport:
 
 
 def executable_of(chunks: int, streams: int) -> Executable:
-    host = lowered(gathered_rows(chunks), chunks_of(chunks), streams)
+    host = lowered(gathered_rows(2, chunks), chunks_of(chunks), streams)
     return load(host, {}, None, 0, torch.device("cpu"))
 
 
