@@ -159,7 +159,7 @@ def test_a_race_names_both_sides(golden: GoldenCheck) -> None:
         planted = next(spoilt)
         fault = next(fault for fault in planted.check() if fault.kind in planted.wanted)
         lines += [f"{name}:", f"  {fault}"]
-    golden("host_stream_faults", "\n".join(lines))
+    golden("host_faults_on_streams", "\n".join(lines))
 
 
 def test_a_rank_of_its_own_regions_is_looked_at_itself() -> None:
