@@ -14,18 +14,29 @@ from gloo_run import Outcome, observe_ranks
 PORT = "29571"
 
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+"""For what is measured of overlap."""
+needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def gpu_of(rank: int) -> torch.device:
+    """Where a rank runs. Two may share a GPU: that shows whether they are right, and how much their
+    host does, but nothing that overlaps."""
+    return torch.device("cuda", rank % torch.cuda.device_count())
 
 
 def environment(rank: int) -> dict[str, str]:
     """As a launcher sets it for the process of `rank` on this host."""
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": PORT}
-    return {**os.environ, **address, "LOCAL_RANK": str(rank)}
+    found = {**os.environ, **address, "LOCAL_RANK": str(gpu_of(rank).index)}
+    if torch.cuda.device_count() == 1:  # NCCL and symmetric memory refuse it otherwise
+        found["NCCL_HOSTID"] = f"rank {rank}"
+        found["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+    return found
 
 
-def on_two_gpus(
-    function: Callable[..., Any], *arguments: Any, deadline: float = 110
-) -> list[Outcome]:
-    """`function(rank, 2, *arguments)` in a process for each of two GPUs, which all succeed."""
+def on_gpus(function: Callable[..., Any], *arguments: Any, deadline: float = 110) -> list[Outcome]:
+    """`function(rank, 2, *arguments)` in two processes, on a GPU each or both on the only one; both
+    succeed."""
     outcomes = observe_ranks(
         function, 2, *arguments, deadline=deadline, initialise=False, environ=environment
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpu_run import needs_two_gpus, on_two_gpus
+from gpu_run import gpu_of, needs_a_gpu, on_gpus
 from meshfuse import DataType, DistributedTensor, FusionDefinition, ParallelType
 from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.multidevice import DeviceMesh, Overlap
@@ -109,7 +109,7 @@ def row_parallel(world_size: int) -> FusionDefinition:
 
 def replay_all_reduce(rank: int, world_size: int, overlap: str) -> tuple[Sequence[bool], str]:
     """Whether each replay, and an execute between them, is exact; what was captured."""
-    device = torch.device("cuda", rank)
+    device = gpu_of(rank)
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", rank=rank, world_size=world_size)
     torch.manual_seed(0)
@@ -139,10 +139,10 @@ def replay_all_reduce(rank: int, world_size: int, overlap: str) -> tuple[Sequenc
     return exact, explanation
 
 
-@needs_two_gpus
+@needs_a_gpu
 @pytest.mark.parametrize("overlap", ["off", "chunks"])
 def test_collectives_are_replayed(overlap: str) -> None:
-    outcomes = on_two_gpus(replay_all_reduce, overlap)
+    outcomes = on_gpus(replay_all_reduce, overlap)
     for outcome in outcomes:
         exact, explanation = outcome.value
         assert all(exact), exact

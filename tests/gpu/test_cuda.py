@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from gpu_run import needs_two_gpus, on_two_gpus
+from gpu_run import gpu_of, needs_a_gpu, needs_two_gpus, on_gpus
 from meshfuse import DataType, FusionDefinition, TensorView
 from meshfuse.multidevice import DeviceMesh, Overlap, shard_tensor
 from sharded_cases import CASES, Built, check_outputs, integers
@@ -21,7 +21,7 @@ def shards_of(built: Built, device: torch.device) -> list[torch.Tensor]:
 
 def run_all_cases(rank: int, world_size: int) -> list[str]:
     """One process, one GPU: each sharded case on this rank's shards."""
-    device = torch.device("cuda", rank)
+    device = gpu_of(rank)
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", rank=rank, world_size=world_size)
     done: list[str] = []
@@ -34,9 +34,9 @@ def run_all_cases(rank: int, world_size: int) -> list[str]:
     return done
 
 
-@needs_two_gpus
-def test_cases_on_two_gpus() -> None:
-    outcomes = on_two_gpus(run_all_cases)
+@needs_a_gpu
+def test_cases_on_gpus() -> None:
+    outcomes = on_gpus(run_all_cases)
     for outcome in outcomes:
         assert outcome.value == list(CASES)
 
@@ -55,7 +55,7 @@ def test_one_gpu_runs_op_by_op_and_says_so() -> None:
 
 def measure_overlap(rank: int, world_size: int) -> tuple[str, float, float, float, float]:
     """A gather that a large linear hides. Returns what the device did, and how long by the host."""
-    device = torch.device("cuda", rank)
+    device = gpu_of(rank)
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", rank=rank, world_size=world_size)
     mesh = DeviceMesh(range(world_size))
@@ -86,7 +86,7 @@ def measure_overlap(rank: int, world_size: int) -> tuple[str, float, float, floa
 @needs_two_gpus
 def test_a_timeline_is_measured_by_the_streams() -> None:
     """137 GFLOP take more than 50 us on any GPU of today, and 33 MB over a link more than 30."""
-    outcomes = on_two_gpus(measure_overlap)
+    outcomes = on_gpus(measure_overlap)
     for rank, outcome in enumerate(outcomes):
         source, seconds, gemm, communication, hidden = outcome.value
         assert source == f"cuda:{rank}"
@@ -97,7 +97,7 @@ def test_a_timeline_is_measured_by_the_streams() -> None:
 
 def measure_pipeline(rank: int, world_size: int) -> tuple[tuple[int, ...], float, float, float]:
     """Gathered rows, which peers fetch block by block, by the columns that a rank has."""
-    device = torch.device("cuda", rank)
+    device = gpu_of(rank)
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", rank=rank, world_size=world_size)
     mesh = DeviceMesh(range(world_size))
@@ -126,7 +126,7 @@ def measure_pipeline(rank: int, world_size: int) -> tuple[tuple[int, ...], float
 @needs_two_gpus
 def test_a_timeline_shows_the_streams_of_a_pipeline() -> None:
     """The second block arrives while the first is multiplied, each on its stream."""
-    outcomes = on_two_gpus(measure_pipeline)
+    outcomes = on_gpus(measure_pipeline)
     for outcome in outcomes:
         streams, seconds, computing, hidden = outcome.value
         assert streams == (0, 1), outcome.output

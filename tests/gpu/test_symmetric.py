@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpu_run import needs_two_gpus, on_two_gpus
+from gpu_run import gpu_of, needs_a_gpu, on_gpus
 from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.dist.communicator import Communicator
 from meshfuse.multidevice import DeviceMesh, symmetric_empty
@@ -28,7 +28,7 @@ def block(tensor: torch.Tensor, rank: int, ranks: int, axis: int = 0) -> torch.T
 
 
 def begin(rank: int, ranks: int) -> None:
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(gpu_of(rank))
     dist.init_process_group("nccl", rank=rank, world_size=ranks)
     torch.manual_seed(0)
     warnings.simplefilter("error", UserWarning)  # a fallback to NCCL
@@ -65,9 +65,9 @@ def pipelines(rank: int, ranks: int) -> str:
     return "done"
 
 
-@needs_two_gpus
+@needs_a_gpu
 def test_pipelines_are_exact() -> None:
-    on_two_gpus(pipelines, deadline=DEADLINE)
+    on_gpus(pipelines, deadline=DEADLINE)
 
 
 def dawdle(draw: random.Random, rank: int) -> None:
@@ -104,9 +104,9 @@ def random_sizes(rank: int, ranks: int) -> list[int]:
     return memory
 
 
-@needs_two_gpus
+@needs_a_gpu
 def test_any_sizes_in_any_order_and_one_rank_late() -> None:
-    for outcome in on_two_gpus(random_sizes, deadline=DEADLINE):
+    for outcome in on_gpus(random_sizes, deadline=DEADLINE):
         early, late = outcome.value[:2], outcome.value[2:]
         assert late[0] <= early[0] + (1 << 20) and late[1] <= early[1] + (1 << 22)
 
@@ -123,9 +123,9 @@ def captured(rank: int, ranks: int) -> str:
     return "refused"
 
 
-@needs_two_gpus
+@needs_a_gpu
 def test_transfers_are_not_captured() -> None:
-    on_two_gpus(captured, deadline=DEADLINE)
+    on_gpus(captured, deadline=DEADLINE)
 
 
 def kept_inputs(rank: int, ranks: int) -> str:
@@ -145,6 +145,6 @@ def kept_inputs(rank: int, ranks: int) -> str:
     return "done"
 
 
-@needs_two_gpus
+@needs_a_gpu
 def test_inputs_are_sent_from_symmetric_memory() -> None:
-    on_two_gpus(kept_inputs, deadline=DEADLINE)
+    on_gpus(kept_inputs, deadline=DEADLINE)

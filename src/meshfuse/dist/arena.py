@@ -15,6 +15,7 @@ done, in the order of the caller's stream.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
@@ -28,6 +29,8 @@ _STEPS = 4
 """Slot sizes between two powers of two: few sizes, so that memory stays as it is after a while."""
 _LEAST_BYTES = 1 << 20
 _FAR = 1 << 30
+_MOST_TENSORS = 1024
+"""Views of windows that are kept for later uses."""
 
 
 class Window(Protocol):
@@ -110,6 +113,7 @@ class Arena:
     _size: int = 0
     _count: int = 0
     _uses: list[Use | None] = field(default_factory=lambda: [None] * FIRST_SLOTS)
+    _tensors: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
 
     def take(self, most_bytes: int, pins: int = 0) -> Use:
         """A slot for a chunk of up to `most_bytes`, which all ranks take alike.
@@ -159,17 +163,34 @@ class Arena:
         self._uses += [None] * (slots - len(self._uses))
         self._size = max(self._size, slot_bytes(most_bytes))
         self._window = self.link.open_window(slots * self._size)
+        self._tensors.clear()  # and with them the old window
 
     def hold(
         self, use: Use, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
     ) -> torch.Tensor:
         """This rank's memory of a use, as a dense tensor that is to be written."""
-        length = dtype.itemsize
-        for size in shape:
-            length *= size
-        memory = use.window.part(self.place, use.start, length).view(dtype)
-        use.tensor = memory.as_strided(tuple(shape), tuple(strides))
+        use.tensor = self._memory(use, self.place, tuple(shape), tuple(strides), dtype)
         return use.tensor
+
+    def _memory(
+        self,
+        use: Use,
+        place: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Memory of a use as a dense tensor, the same one each time: slots are few, and views take
+        long to make."""
+        key = (use.window, place, use.start, shape, strides, dtype)
+        found = self._tensors.get(key)
+        if found is None:
+            if len(self._tensors) == _MOST_TENSORS:
+                self._tensors.clear()
+            length = math.prod(shape) * dtype.itemsize
+            flat = use.window.part(place, use.start, length).view(dtype)
+            found = self._tensors[key] = flat.as_strided(shape, strides)
+        return found
 
     def find(self, tensor: torch.Tensor) -> Use | None:
         """The use that `hold` gave this very tensor for, while it lasts."""
@@ -184,10 +205,9 @@ class Arena:
     def pull(self, use: Use, owner: int, out: torch.Tensor) -> None:
         """Copy what the rank at place `owner` has published for a use into a dense tensor."""
         self.link.await_flag(self._flag(use, owner, is_done=False), use.number)
-        length = out.numel() * out.element_size()
-        if length:
-            memory = use.window.part(owner, use.start, length).view(out.dtype)
-            out.as_strided((out.numel(),), (1,)).copy_(memory, non_blocking=True)
+        if out.numel():
+            memory = self._memory(use, owner, out.shape, out.stride(), out.dtype)
+            out.copy_(memory, non_blocking=True)
         self.link.raise_flag(owner, self._flag(use, self.place, is_done=True), use.number)
 
     def _flag(self, use: Use, place: int, *, is_done: bool) -> int:

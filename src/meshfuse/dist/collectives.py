@@ -32,6 +32,7 @@ import torch.distributed as dist
 from meshfuse.base.errors import InvariantError, Unsupported
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.packing import Packing
+from meshfuse.dist.wires import Wire, wire_of
 
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "exchange", "fetch", "deliver")
 REDUCTIONS = ("sum", "prod", "max", "min")
@@ -71,6 +72,11 @@ class CollectiveBackend(Protocol):
     def abort(self) -> None: ...
 
     def shutdown(self) -> None: ...
+
+
+Start = Callable[[torch.Tensor, torch.Tensor], "dist.Work | None"]
+"""Starts a collective from a source into a result. On CUDA, what returns no work has put it on the
+current stream."""
 
 
 @final
@@ -143,6 +149,10 @@ class CollectiveRequest:
         elements = self.src.numel() if packing is None else packing.sends.elements
         return elements * self.src.element_size()
 
+    def wire(self) -> Wire:
+        """What this rank sends and receives."""
+        return wire_of(self.src, self.out, self.packing)
+
     def __str__(self) -> str:
         function = "" if self.function is None else f"{self.function}, "
         return (
@@ -181,51 +191,6 @@ class Posting:
             step, *rest = self.steps
             self.steps = tuple(rest)
             self.work = step()
-
-
-@final
-@frozen_dataclass
-class Wire:
-    """What a rank sends and receives, as flat memory. `finish` makes `out` of what has arrived."""
-
-    send: torch.Tensor
-    receive: torch.Tensor
-    finish: Callable[[], None]
-
-
-def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a dense tensor as a 1-D view of stride 1, in memory order.
-
-    Axes of size 1 may have any stride, and `view` would keep it where all axes are. Raises
-    InvariantError for memory with holes or overlaps.
-    """
-    if tensor.is_contiguous():
-        return tensor.as_strided((tensor.numel(),), (1,))
-    squeezed = tensor.squeeze()
-    order = sorted(range(squeezed.ndim), key=squeezed.stride, reverse=True)
-    ordered = squeezed.permute(order)
-    if not ordered.is_contiguous():
-        raise InvariantError(
-            f"a buffer of a collective must be dense in memory; this one has sizes "
-            f"{tuple(tensor.shape)}, strides {tensor.stride()}"
-        )
-    return ordered.as_strided((tensor.numel(),), (1,))
-
-
-def wire_of(request: CollectiveRequest) -> Wire:
-    """What `request` sends and receives: the memory of its buffers where they need no packing."""
-    src, out, packing = request.src, request.out, request.packing
-    if packing is None:
-        return Wire(memory_of(src), memory_of(out), lambda: None)
-    send, memory = packing.sends.pack(src), packing.receives.memory_in(out)
-    receive = out.new_empty(packing.receives.elements) if memory is None else memory
-
-    def finish() -> None:
-        if memory is None:
-            packing.receives.unpack(receive, out)
-        packing.keep(src, out)
-
-    return Wire(send, receive, finish)
 
 
 def check_request(request: CollectiveRequest) -> None:
@@ -311,7 +276,7 @@ def perform_alone(request: CollectiveRequest) -> Posting:
     check_request(request)
     if request.transfer is not None:
         return Posting(request)
-    wire = wire_of(request)
+    wire = request.wire()
     wire.receive.copy_(wire.send)
     wire.finish()
     return Posting(request)
@@ -327,41 +292,64 @@ def post(backend: CollectiveBackend, request: CollectiveRequest) -> Posting:
     if moves_nothing(request):
         return perform_alone(request)
     check_request(request)
-    wire = wire_of(request)
+    wire = request.wire()
     src, out = wire.send, wire.receive
     if src.dtype == torch.bool:  # NCCL has no bool; on bytes, max is "or" and min "and"
         src, out = src.view(torch.uint8), out.view(torch.uint8)
-    match request.collective:
-        case "all_gather":
-            posting = Posting(request, _gather(backend, src, out, request.at_once))
-        case "exchange":
-            posting = Posting(request, _exchange(backend, request, src, out))
-        case "fetch" | "deliver":
-            posting = Posting(request, _transfer(backend, request, src, out))
-        case "all_reduce":
-            posting = _post_all_reduce(backend, request, src, out)
-        case _:
-            posting = _post_reduce_scatter(backend, request, src, out)
+    start = start_of(backend, request)
+    if start is not None:
+        posting = Posting(request, start(src, out))
+    else:
+        match request.collective:
+            case "exchange":
+                posting = Posting(request, _exchange(backend, request, src, out))
+            case "fetch" | "deliver":
+                posting = Posting(request, _transfer(backend, request, src, out))
+            case "all_reduce":
+                posting = _post_all_reduce(backend, request, src, out)
+            case _:
+                posting = _post_reduce_scatter(backend, request, src, out)
     posting.steps = (*posting.steps, wire.finish)
     if posting.work is None:  # it was put on the current stream, and what is left follows there
         posting.advance()
     return posting
 
 
+def start_of(backend: CollectiveBackend, request: CollectiveRequest) -> Start | None:
+    """How the backend itself does what requests like this one ask for, if it does: for any flat
+    memory of the same sizes."""
+    match request.collective:
+        case "all_gather":
+            return _gathering(backend, is_at_once=request.at_once and request.src.is_cuda)
+        case "all_reduce" if _backend_may_add(request) and not _is_added_here(request):
+            options = _summing(dist.AllreduceOptions(), request)
+
+            def reduce(src: torch.Tensor, out: torch.Tensor) -> dist.Work:
+                if out.data_ptr() != src.data_ptr():
+                    out.copy_(src)
+                return backend.allreduce([out], options)
+
+            return reduce
+        case "reduce_scatter" if _backend_may_add(request) and request.src.is_cuda:
+            scattering = _summing(dist.ReduceScatterOptions(), request)
+            return lambda src, out: backend._reduce_scatter_base(out, src, scattering)
+        case _:
+            return None
+
+
+def _is_added_here(request: CollectiveRequest) -> bool:
+    is_small = request.bytes * len(request.team) <= GATHERED_REDUCTION_BYTES
+    return is_small and not request.src.is_cuda
+
+
 def _post_all_reduce(
     backend: CollectiveBackend, request: CollectiveRequest, src: torch.Tensor, out: torch.Tensor
 ) -> Posting:
     ranks, function = len(request.team), request.function
-    is_small = request.bytes * ranks <= GATHERED_REDUCTION_BYTES
-    if _backend_may_add(request) and (src.is_cuda or not is_small):
-        if out.data_ptr() != src.data_ptr():
-            out.copy_(src)
-        options = _summing(dist.AllreduceOptions(), request)
-        return Posting(request, backend.allreduce([out], options))
-    if not is_small:
+    if request.bytes * ranks > GATHERED_REDUCTION_BYTES:
         return _post_scatter_and_gather(backend, request, src, out)
     gathered = src.new_empty((ranks, src.numel()))
-    work = _gather(backend, src, gathered.view(-1))
+    work = _gathering(backend)(src, gathered.view(-1))
     return Posting(request, work, (lambda: reduce_blocks(gathered, function, out),))
 
 
@@ -378,9 +366,9 @@ def _post_scatter_and_gather(
         send[:elements] = src
     received, block = src.new_empty((ranks, length)), src.new_empty(length)
 
-    def reduce_and_gather() -> dist.Work:
+    def reduce_and_gather() -> dist.Work | None:
         reduce_blocks(received, request.function, block)
-        return _gather(backend, block, whole)
+        return _gathering(backend)(block, whole)
 
     def cut() -> None:
         if is_padded:
@@ -393,9 +381,6 @@ def _post_scatter_and_gather(
 def _post_reduce_scatter(
     backend: CollectiveBackend, request: CollectiveRequest, src: torch.Tensor, out: torch.Tensor
 ) -> Posting:
-    if _backend_may_add(request) and src.is_cuda:
-        options = _summing(dist.ReduceScatterOptions(), request)
-        return Posting(request, backend._reduce_scatter_base(out, src, options))
     # gloo's own reduce_scatter all-reduces the whole buffer, and its wait knows no time limit.
     received = src.new_empty((len(request.team), out.numel()))
     work = backend.alltoall_base(received.view(-1), src, [], [])
@@ -422,15 +407,13 @@ def _summing(options: Any, request: CollectiveRequest) -> Any:
     return options
 
 
-def _gather(
-    backend: CollectiveBackend, src: torch.Tensor, out: torch.Tensor, at_once: bool = False
-) -> dist.Work:
+def _gathering(backend: CollectiveBackend, *, is_at_once: bool = False) -> Start:
     # The public function of this name was renamed in torch 2.13; what it calls was not.
-    if not (at_once and src.is_cuda):
-        return backend._allgather_base(out, src)
+    if not is_at_once:
+        return lambda src, out: backend._allgather_base(out, src)
     options = _GatherOptions()
     _stay_on_stream(options)
-    return backend._allgather_base(out, src, options)
+    return lambda src, out: backend._allgather_base(out, src, options)
 
 
 def _stay_on_stream(options: Any) -> None:

@@ -195,6 +195,12 @@ class Communicator:
             return attachment.place
         return ALONE if self._launch is None else self._launch.place
 
+    @property
+    def standing(self) -> object:
+        """What the groups of this communicator stand on: another after the default process group
+        was made anew. None before there is one."""
+        return self._find_attachment()
+
     def post(self, request: CollectiveRequest) -> Pending:
         """Start a collective; every rank of its team posts the same ones in the same order.
 

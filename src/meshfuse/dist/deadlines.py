@@ -10,16 +10,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from threading import Event, Thread, current_thread
 from typing import final
 
+import torch
 import torch.distributed as dist
 
 from meshfuse.base.errors import CommunicationError, MeshfuseError, UserValueError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.board import Board, Notice, Standing
 from meshfuse.dist.collectives import Posting
+from meshfuse.dist.cuda_driver import allow_captures_elsewhere, current_handle, mark_stream
 
 DEFAULT_SECONDS = 300.0
 TIMEOUT_VARIABLE = "MESHFUSE_TIMEOUT"
@@ -139,31 +143,54 @@ def explain(error: RuntimeError, subject: str, sequence: int, board: Board) -> C
 
 
 @final
-class StreamWatch:
-    """Watches collectives that a CUDA stream waits for, where the host does not block.
+@dataclass(slots=True)
+class _Lane:
+    """One stream: what it was to wait for, oldest first, by its number and as text.
 
-    A thread looks at the oldest one every POLL_SECONDS. It calls `give_up(reason)` where `wait`
-    would raise.
+    `has_passed` tells of a mark behind all up to the number `until`; None: there is no mark.
+    """
+
+    mark: Callable[[], Callable[[], bool] | None]
+    seconds: float
+    noted: deque[tuple[int, object]] = field(default_factory=deque[tuple[int, object]])
+    has_passed: Callable[[], bool] | None = None
+    until: int = 0
+    deadline: Deadline | None = None
+
+
+@final
+class StreamWatch:
+    """Watches what CUDA streams wait for, where the host does not block.
+
+    Whoever puts something on a stream only notes it, which takes next to no time. Every
+    POLL_SECONDS a thread marks how far each stream is to come, unless it is still on its way to the
+    mark before. It calls `give_up(reason)` where `wait` would raise.
     """
 
     def __init__(self, board: Board, give_up: Callable[[str], None], watch: Watch = nobody) -> None:
         self._board = board
         self._watch = watch
         self._give_up = give_up
-        self._pending: deque[tuple[dist.Work, int, str, Deadline]] = deque()
+        self._lanes: dict[int, _Lane] = {}
         self._closed = Event()
         self._thread: Thread | None = None
 
-    def add(self, posting: Posting, deadline: Deadline) -> None:
-        """Watch a posting whose work the current stream waits for. Keeps its work, not its
-        tensors."""
-        if posting.work is None:
-            return
-        entry = (posting.work, posting.sequence, str(posting.request), deadline)
-        self._pending.append(entry)
+    def note(self, device: torch.device, sequence: int, subject: object, seconds: float) -> None:
+        """The current stream of a device has got something that waits for others, the collective of
+        this number."""
+        handle = current_handle(device)
+        lane = self._lanes.get(handle)
+        if lane is None:
+            lane = self._begin_lane(handle, device, seconds)
+        lane.noted.append((sequence, subject))
+
+    def _begin_lane(self, handle: int, device: torch.device, seconds: float) -> _Lane:
+        lane = _Lane(partial(mark_stream, torch.cuda.current_stream(device)), seconds)
+        self._lanes[handle] = lane
         if self._thread is None:
             self._thread = Thread(target=self._run, name="meshfuse-stream-watch", daemon=True)
             self._thread.start()
+        return lane
 
     def close(self) -> None:
         """Stop watching, and return when the thread has seen it."""
@@ -172,22 +199,40 @@ class StreamWatch:
             self._thread.join()
 
     def _run(self) -> None:
+        allow_captures_elsewhere()
         while not self._closed.wait(POLL_SECONDS):
             try:
-                while self._pending and self._pending[0][0].is_completed():
-                    self._pending.popleft()
-                if self._pending:
-                    self._look_at(*self._pending[0])
-            except (
-                RuntimeError
-            ) as error:  # ours, the backend's or the store's: nobody else hears it
-                self._pending.clear()
+                for lane in list(self._lanes.values()):
+                    self._follow(lane)
+            except RuntimeError as error:  # ours, the backend's or the store's: nobody else hears it
+                self._lanes.clear()
                 self._give_up(str(error))
                 return
 
-    def _look_at(self, work: dist.Work, sequence: int, subject: str, deadline: Deadline) -> None:
+    def _follow(self, lane: _Lane) -> None:
+        if lane.has_passed is not None and lane.has_passed():
+            lane.has_passed = None
+            while lane.noted and lane.noted[0][0] <= lane.until:
+                lane.noted.popleft()
+        if lane.has_passed is None:
+            self._mark(lane)
+        elif lane.deadline is not None:
+            self._look_at(lane, lane.has_passed, lane.deadline)
+
+    def _mark(self, lane: _Lane) -> None:
+        """Behind all that is noted: that is on the stream already."""
+        if lane.noted:
+            until = lane.noted[-1][0]
+            lane.has_passed = lane.mark()
+            lane.until, lane.deadline = until, Deadline.after(lane.seconds)
+
+    def _look_at(self, lane: _Lane, has_passed: Callable[[], bool], deadline: Deadline) -> None:
+        sequence, first = lane.noted[0]
+        subject = str(first)
+        if sequence < lane.until:
+            subject += f", or one behind it up to collective {lane.until} of these ranks"
         self._board.announce(Notice(Standing.waits, sequence, subject))
-        _raise_for_peers(self._board, subject, work.is_completed, self._watch)
+        _raise_for_peers(self._board, subject, has_passed, self._watch)
         if deadline.expired:
             absent = self._board.describe_absence(sequence)
             raise CommunicationError(_expiry(subject, self._board, deadline, absent))

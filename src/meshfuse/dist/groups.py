@@ -21,9 +21,9 @@ import torch.distributed as dist
 from meshfuse.base.errors import CommunicationError, MeshfuseError, Unsupported
 from meshfuse.dist import collectives, deadlines
 from meshfuse.dist.board import Board, Notice, Standing
-from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, Posting
+from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, Posting, Start
 from meshfuse.dist.deadlines import Deadline, StreamWatch, Watch
-from meshfuse.dist.symmetric import Issued, SymmetricTransport
+from meshfuse.dist.symmetric import SymmetricTransport
 
 CONTROL = "control"
 """In place of a device type: what ranks tell one another before they exchange tensors."""
@@ -37,10 +37,14 @@ class Group:
     """One team on one backend. Once a collective on it fails, the group is broken and says so."""
 
     def __init__(
-        self, board: Board, backend: CollectiveBackend, watch: Watch = deadlines.nobody
+        self,
+        board: Board,
+        backend: CollectiveBackend,
+        watch: Watch = deadlines.nobody,
+        seconds: float = deadlines.DEFAULT_SECONDS,
     ) -> None:
-        """`watch` is asked in each long wait for peers that will not come. `transport` carries
-        fetches and deliveries, if there is one."""
+        """`watch` is asked in each long wait for peers that will not come; streams wait for at most
+        `seconds`. `transport` carries fetches and deliveries, if there is one."""
         self.board = board
         self.broken: str | None = None
         self.watch = watch
@@ -48,6 +52,7 @@ class Group:
         self._sequence = 0
         self._outstanding: dict[int, Posting] = {}
         self._lock = RLock()
+        self._seconds = seconds
         self._stream_watch = StreamWatch(board, self.abandon, watch)
         self.transport: SymmetricTransport | None = None
 
@@ -78,10 +83,7 @@ class Group:
             backend = self._usable_backend(request)
             self._sequence += 1
             try:
-                posting = self._start(backend, request)
-                if posting.work is None and request.at_once and request.out.is_cuda:
-                    mark = Issued(torch.cuda.current_stream(request.out.device))
-                    posting.work = cast(dist.Work, mark)  # it is to be watched all the same
+                posting = self._post(backend, request)
             except MeshfuseError:
                 raise
             except RuntimeError as error:
@@ -89,12 +91,52 @@ class Group:
             posting.sequence = self._sequence
             if posting.work is not None:
                 self._outstanding[posting.sequence] = posting
+            elif request.out.is_cuda:  # it is on the current stream, if it is anywhere
+                self._watch_stream(request.out.device, str(request))
         return posting
 
-    def _start(self, backend: CollectiveBackend, request: CollectiveRequest) -> Posting:
+    def _post(self, backend: CollectiveBackend, request: CollectiveRequest) -> Posting:
         if self.transport is not None and request.transfer is not None:
             return self.transport.post(request)
         return collectives.post(backend, request)
+
+    def bind(self, request: CollectiveRequest) -> Start | None:
+        """What starts collectives like this one, which was posted, if it can be without a request:
+        on CUDA, on dense memory of the same sizes."""
+        if self.transport is not None and request.transfer is not None:
+            return self.transport.bind(request.collective, request.transfer)
+        is_as_it_is = request.packing is None and request.src.dtype != torch.bool
+        if not (is_as_it_is and request.src.is_cuda):
+            return None
+        return collectives.start_of(self._usable_backend(request), request)
+
+    def start(
+        self, start: Start, src: torch.Tensor, out: torch.Tensor, text: str
+    ) -> dist.Work | None:
+        """As `post`, by what `bind` has given; `text` stands for the request."""
+        with self._lock:
+            self._usable_backend(text)
+            self._sequence += 1
+            try:
+                work = start(src, out)
+            except MeshfuseError:
+                raise
+            except RuntimeError as error:
+                raise self._failed(text, self._sequence, error) from error
+        if work is None:
+            self._watch_stream(out.device, text)
+        return work
+
+    def await_on_stream(
+        self, work: dist.Work, device: torch.device, sequence: int, text: str
+    ) -> None:
+        """The current stream waits for the work of the collective of this number."""
+        self._usable_backend(text)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._failed(text, sequence, error) from error
+        self._stream_watch.note(device, sequence, text, self._seconds)
 
     def wait(self, posting: Posting, deadline: Deadline) -> None:
         """Block until the posting's `out` may be read; on CUDA, the current stream waits instead.
@@ -102,7 +144,7 @@ class Group:
         Raises CommunicationError as deadlines.wait does. An interrupt too leaves the group broken.
         """
         if posting.request.out.is_cuda:
-            self._wait_on_stream(posting, deadline)
+            self._wait_on_stream(posting)
         else:
             try:
                 deadlines.wait(posting, self.board, deadline, self.watch)
@@ -115,19 +157,20 @@ class Group:
         with self._lock:
             self._outstanding.pop(posting.sequence, None)
 
-    def _wait_on_stream(self, posting: Posting, deadline: Deadline) -> None:
-        self._usable_backend(posting.request)
-        try:
-            while posting.work is not None:
-                posting.work.wait()
-                if not torch.cuda.is_current_stream_capturing():  # else nothing runs yet
-                    self._stream_watch.add(posting, deadline)
+    def _wait_on_stream(self, posting: Posting) -> None:
+        device, text = posting.request.out.device, str(posting.request)
+        while posting.work is not None:
+            self.await_on_stream(posting.work, device, posting.sequence, text)
+            try:
                 posting.advance()
-        except RuntimeError as error:
-            raise self._failed(posting.request, posting.sequence, error) from error
+            except RuntimeError as error:
+                raise self._failed(text, posting.sequence, error) from error
+
+    def _watch_stream(self, device: torch.device, text: str) -> None:
+        self._stream_watch.note(device, self._sequence, text, self._seconds)
 
     def _failed(
-        self, request: CollectiveRequest, sequence: int, error: RuntimeError
+        self, request: CollectiveRequest | str, sequence: int, error: RuntimeError
     ) -> CommunicationError:
         """The error of a backend, with the ranks behind it; the group is broken from here on."""
         failure = deadlines.explain(error, str(request), sequence, self.board)
@@ -201,7 +244,8 @@ def form_group(
     """
     deadlines.await_arrival(board, Deadline.after(seconds), purpose, watch)
     try:
-        return Group(board, _make_backend(device_type, board, store, seconds, purpose), watch)
+        backend = _make_backend(device_type, board, store, seconds, purpose)
+        return Group(board, backend, watch, seconds)
     except MeshfuseError:
         raise
     except RuntimeError as error:  # a peer that ended since it arrived

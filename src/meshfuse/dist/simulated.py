@@ -18,11 +18,10 @@ import torch
 from meshfuse.base.errors import CommunicationError, InvariantError
 from meshfuse.dist.collectives import (
     CollectiveRequest,
-    Wire,
     check_request,
     reduce_blocks,
-    wire_of,
 )
+from meshfuse.dist.wires import Wire
 
 
 def perform(requests: Mapping[int, CollectiveRequest]) -> None:
@@ -41,7 +40,7 @@ def perform(requests: Mapping[int, CollectiveRequest]) -> None:
         check_request(requests[rank])
         for other in first.team[:place] if _is_by_pairs(first) else first.team[:1]:
             _check_same(other, requests[other], rank, requests[rank])
-    wires = [wire_of(requests[rank]) for rank in first.team]
+    wires = [requests[rank].wire() for rank in first.team]
     for wire, result in zip(wires, _results([requests[r] for r in first.team], wires), strict=True):
         wire.receive.copy_(result)
         wire.finish()
@@ -154,7 +153,7 @@ class SimulatedTransport:
         self._outstanding[rank, request.number] = current
         if not in_place:
             _poison(request.out)
-        current.wires[rank] = wire_of(request)
+        current.wires[rank] = request.wire()
 
     def missing(self, rank: int, number: int) -> tuple[int, ...]:
         """The ranks whose post `rank` must still wait for; empty: the wait succeeds."""

@@ -1,10 +1,7 @@
 """Fetches and deliveries between the GPUs of one host: each rank copies what it needs out of its
 peers' memory, by the copy engines, and nobody meets anybody.
 
-This file alone knows torch's symmetric memory, and of the driver the two operations that order
-streams across GPUs: they write and await 32-bit flags, and take neither a kernel nor a
-multiprocessor. Multicast over NVLink is not used. Source: CUDA driver API, "Stream memory
-operations".
+This file alone knows torch's symmetric memory. Multicast over NVLink is not used.
 
 What is sent lies in memory that peers can reach. A program's own chunks are made there; others are
 copied there first, once for all readers.
@@ -15,7 +12,6 @@ copied there first, once for all readers.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
@@ -30,14 +26,11 @@ from meshfuse.base.errors import InvariantError, Unsupported
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.arena import Arena, Use, Window
 from meshfuse.dist.board import identify_process
-from meshfuse.dist.collectives import CollectiveRequest, Posting, Transfer
+from meshfuse.dist.collectives import CollectiveRequest, Posting, Start, Transfer
+from meshfuse.dist.cuda_driver import StreamMemory, Streams, current_handle
 from meshfuse.dist.deadlines import DEFAULT_SECONDS, backend_limit
 
 _FLAG_BYTES = 1 << 16
-_WAIT_UNTIL_AT_LEAST = 0
-_WRITE_IN_ORDER = 0
-_MOST_PARTS = 1024
-"""Views of one window that are kept for later calls."""
 _MODULE = "torch.distributed._symmetric_memory"
 
 
@@ -84,7 +77,7 @@ def _missing_here() -> str:
     if not optional.is_available(_MODULE) or not hasattr(_memory_type(), "rendezvous"):
         return f"torch {torch.__version__} has no symmetric memory"
     try:
-        _Driver()
+        StreamMemory()
     except (OSError, AttributeError) as error:
         return f"the CUDA driver has no stream memory operations: {error}"
     return ""
@@ -115,41 +108,14 @@ def name_group(name: str, place: int, ranks: int, store: dist.Store) -> dist.Pro
 
 
 @final
-class _Driver:
-    """Two functions of the CUDA driver."""
-
-    __slots__ = ("_await", "_write")
-
-    def __init__(self) -> None:
-        library = ctypes.CDLL("libcuda.so.1")
-        self._write, self._await = (
-            getattr(library, f"cuStream{name}Value32_v2") for name in ("Write", "Wait")
-        )
-        for function in (self._write, self._await):
-            function.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
-
-    def write(self, stream: int, address: int, value: int) -> None:
-        """Write when all before it on the stream is done and visible to all devices."""
-        self._check(self._write(stream, address, value, _WRITE_IN_ORDER))
-
-    def wait(self, stream: int, address: int, value: int) -> None:
-        self._check(self._await(stream, address, value, _WAIT_UNTIL_AT_LEAST))
-
-    def _check(self, code: int) -> None:
-        if code:
-            raise RuntimeError(f"a stream memory operation failed with CUDA error {code}")
-
-
-@final
 class _CudaWindow:
     """Memory of all ranks of a team that this process has mapped."""
 
-    __slots__ = ("_handle", "_memory", "_parts")
+    __slots__ = ("_handle", "_memory")
 
     def __init__(self, memory: torch.Tensor, group: str) -> None:
         self._memory = memory
         self._handle = _memory_type().rendezvous(memory, group)
-        self._parts: dict[tuple[int, int, int], torch.Tensor] = {}
 
     @property
     def place(self) -> int:
@@ -162,16 +128,9 @@ class _CudaWindow:
         return [int(address) for address in self._handle.buffer_ptrs]
 
     def part(self, place: int, start: int, length: int) -> torch.Tensor:
-        key = (place, start, length)
-        if key not in self._parts:
-            if len(self._parts) == _MOST_PARTS:
-                self._parts.clear()
-            if place == self._handle.rank:
-                found = self._memory[start : start + length]
-            else:
-                found = self._handle.get_buffer(place, (length,), torch.uint8, start)
-            self._parts[key] = found
-        return self._parts[key]
+        if place == self._handle.rank:
+            return self._memory[start : start + length]
+        return self._handle.get_buffer(place, (length,), torch.uint8, start)
 
 
 @final
@@ -181,7 +140,7 @@ class _CudaLink:
     __slots__ = ("_addresses", "_driver", "_flags", "_group", "_place", "_streams", "device")
 
     def __init__(self, group: str, device: torch.device) -> None:
-        self._driver = _Driver()
+        self._driver = StreamMemory()
         self._group = group
         self.device = device
         flags = self._empty(_FLAG_BYTES).zero_()
@@ -189,7 +148,7 @@ class _CudaLink:
         self._flags = _CudaWindow(flags, group)
         self._addresses = self._flags.addresses
         self._place = self._flags.place
-        self._streams: dict[int, torch.cuda.Stream] = {}
+        self._streams = Streams(device)
 
     def _empty(self, size: int) -> torch.Tensor:
         return _memory_type().empty_strided_p2p((size,), (1,), torch.uint8, self.device)
@@ -198,17 +157,18 @@ class _CudaLink:
         return _CudaWindow(self._empty(size), self._group)
 
     def raise_flag(self, place: int, flag: int, value: int) -> None:
-        self._driver.write(self.stream(), self._addresses[place] + 4 * flag, value)
+        self._driver.write(current_handle(self.device), self._addresses[place] + 4 * flag, value)
 
     def await_flag(self, flag: int, value: int) -> None:
-        self._driver.wait(self.stream(), self._addresses[self._place] + 4 * flag, value)
+        address = self._addresses[self._place] + 4 * flag
+        self._driver.wait(current_handle(self.device), address, value)
 
     def settle(self) -> None:
         torch.cuda.synchronize(self.device)
 
     def stream(self) -> int:
         """By its handle, as to ask for more takes long."""
-        return torch._C._cuda_getCurrentRawStream(self.device.index)
+        return current_handle(self.device)
 
     def follow(self, stream: int) -> None:
         earlier = torch.cuda.ExternalStream(stream, self.device)
@@ -216,10 +176,7 @@ class _CudaLink:
 
     def issued(self) -> Issued:
         """All that is on the current stream so far."""
-        handle = self.stream()
-        if handle not in self._streams:
-            self._streams[handle] = torch.cuda.current_stream(self.device)
-        return Issued(self._streams[handle])
+        return Issued(self._streams.current())
 
 
 @final
@@ -235,8 +192,7 @@ class Issued:
 
     def wait(self, timeout: object = None) -> bool:
         """The current stream waits."""
-        current = torch._C._cuda_getCurrentRawStream(self._stream.device.index)
-        if current != self._stream.cuda_stream:
+        if current_handle(self._stream.device) != self._stream.cuda_stream:
             torch.cuda.current_stream(self._stream.device).wait_event(self._event)
         return True
 
@@ -306,28 +262,44 @@ class SymmetricTransport:
     def post(self, request: CollectiveRequest) -> Posting:
         """Put a fetch or delivery on the current stream. All ranks of the team post alike, those
         too where nothing moves."""
-        _refuse_capture()
-        transfer = request.transfer
-        if transfer is None:
+        if request.transfer is None:
             raise InvariantError(f"{request}: nobody says who sends to whom")
-        is_fetch = request.collective == "fetch"
-        use = (self._fetched if is_fetch else self._delivered)(request, transfer)
-        if use is None or transfer.is_own:
+        self.bind(request.collective, request.transfer)(request.src, request.out)
+        if request.transfer.is_own or not request.transfer.moves:
             return Posting(request)
-        self._arena.pull(use, transfer.sources[transfer.place], request.out)
         return Posting(request, cast(dist.Work, self._link.issued()))
 
-    def _fetched(self, request: CollectiveRequest, transfer: Transfer) -> Use:
-        """The use in which the source of a fetch is published: once for all ranks, each of which
-        asks for it in one of as many requests as there are ranks."""
-        use = self._sources.get(transfer.chunk)
-        if use is None:
-            use = self._sources[transfer.chunk] = self._publish_source(request.src, transfer)
-        use.pins -= 1
-        if not use.pins or transfer.root is not None:
-            use.pins = 0
-            del self._sources[transfer.chunk]
-        return use
+    def bind(self, collective: str, transfer: Transfer) -> Start:
+        """What puts a fetch or delivery on the current stream, from a source into a dense
+        result."""
+        find = self._fetched(transfer) if collective == "fetch" else self._delivered(transfer)
+        arena, owner = self._arena, transfer.sources[transfer.place]
+        is_own = transfer.is_own
+
+        def start(src: torch.Tensor, out: torch.Tensor) -> None:
+            _refuse_capture()
+            use = find(src)
+            if use is not None and not is_own:
+                arena.pull(use, owner, out)
+
+        return start
+
+    def _fetched(self, transfer: Transfer) -> Callable[[torch.Tensor], Use]:
+        """What finds the use in which the source of a fetch is published: once for all ranks, each
+        of which asks for it in one of as many requests as there are ranks."""
+        sources, chunk, has_one_reader = self._sources, transfer.chunk, transfer.root is not None
+
+        def find(src: torch.Tensor) -> Use:
+            use = sources.get(chunk)
+            if use is None:
+                use = sources[chunk] = self._publish_source(src, transfer)
+            use.pins -= 1
+            if not use.pins or has_one_reader:
+                use.pins = 0
+                del sources[chunk]
+            return use
+
+        return find
 
     def _publish_source(self, src: torch.Tensor, transfer: Transfer) -> Use:
         """A use of a fetch's source, for all others if the rank is one that they fetch from."""
@@ -350,19 +322,25 @@ class SymmetricTransport:
                 return memory.window, start
         return None
 
-    def _delivered(self, request: CollectiveRequest, transfer: Transfer) -> Use | None:
-        """The use in which each rank's chunk is published; None where all keep their own."""
-        use = self._arena.find(request.src)
-        if use is not None:
-            use.pins = 0
-        if not transfer.moves:
-            return None
-        if use is None:
-            use = self._arena.take(transfer.most_bytes)
-            if transfer.receivers:
-                self._write(use, request.src)
-        self._arena.publish(use, transfer.receivers)
-        return use
+    def _delivered(self, transfer: Transfer) -> Callable[[torch.Tensor], Use | None]:
+        """What finds the use in which each rank's chunk is published; None where all keep their
+        own."""
+        arena, receivers, moves = self._arena, transfer.receivers, transfer.moves
+
+        def find(src: torch.Tensor) -> Use | None:
+            use = arena.find(src)
+            if use is not None:
+                use.pins = 0
+            if not moves:
+                return None
+            if use is None:
+                use = arena.take(transfer.most_bytes)
+                if receivers:
+                    self._write(use, src)
+            arena.publish(use, receivers)
+            return use
+
+        return find
 
     def _write(self, use: Use, src: torch.Tensor) -> None:
         held = self._arena.hold(use, src.shape, src.stride(), src.dtype)

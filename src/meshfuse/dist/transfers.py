@@ -55,16 +55,23 @@ class SizedTransfer:
     strides: tuple[int, ...]
     cause: str
 
-    def request(self, src: torch.Tensor, into: torch.Tensor | None = None) -> CollectiveRequest:
-        """Ready to post. `out` is `into`, or fresh memory, or the source itself where the rank gets
-        its own."""
+    def buffers(
+        self, src: torch.Tensor, into: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The source, dense, and where the result comes: `into`, or fresh memory, or the source
+        itself where the rank gets its own."""
         src = as_dense(src, self.order)
         if self.transfer.is_own:
-            out = src
-        elif into is not None:
-            out = into
-        else:
-            out = torch.empty_strided(self.shape, self.strides, dtype=src.dtype, device=src.device)
+            return src, src
+        if into is not None:
+            return src, into
+        return src, torch.empty_strided(
+            self.shape, self.strides, dtype=src.dtype, device=src.device
+        )
+
+    def request(self, src: torch.Tensor, into: torch.Tensor | None = None) -> CollectiveRequest:
+        """Ready to post, from and into `buffers`."""
+        src, out = self.buffers(src, into)
         return CollectiveRequest(
             self.number,
             self.collective,

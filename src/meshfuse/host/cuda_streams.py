@@ -3,14 +3,15 @@ thread, and nothing holds up the host."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Lock
 from types import TracebackType
-from typing import ClassVar, Final, final
+from typing import Any, ClassVar, Final, final
 
 import torch
 
+from meshfuse.base.errors import InvariantError
+from meshfuse.dist.cuda_driver import Streams, set_stream
 from meshfuse.host.events import CALLER, AwaitMark, Event, Mark, SwitchStream
 
 _PRIORITIES: Final = 3
@@ -19,10 +20,9 @@ _PRIORITIES: Final = 3
 
 @final
 class StreamPool:
-    """The worker streams of a device, and events that no call uses. Safe to use from several
-    threads: calls share the streams, an event belongs to one."""
+    """The worker streams of a device. Safe to use from several threads: calls share them."""
 
-    __slots__ = ("_device", "_events", "_lock", "_streams")
+    __slots__ = ("_device", "_lock", "_streams")
 
     _pools: ClassVar[dict[torch.device, StreamPool]] = {}
     _pools_lock: ClassVar[Lock] = Lock()
@@ -31,7 +31,6 @@ class StreamPool:
         self._device = device
         self._lock = Lock()
         self._streams: list[torch.cuda.Stream] = []
-        self._events: deque[torch.cuda.Event] = deque()
 
     @classmethod
     def of(cls, device: torch.device) -> StreamPool:
@@ -53,61 +52,36 @@ class StreamPool:
                 self._streams.append(torch.cuda.Stream(self._device, priority))
             return self._streams[number]
 
-    def take_event(self) -> torch.cuda.Event:
-        """An event that is the taker's until given back."""
-        with self._lock:
-            return self._events.pop() if self._events else torch.cuda.Event()
 
-    def give_back(self, events: list[torch.cuda.Event]) -> None:
-        """The device may still be on its way to them: who waits for one waits for what it marked
-        when the wait was issued."""
-        with self._lock:
-            self._events.extend(events)
-
-
-Following = Callable[["WorkerStreams"], None]
-"""What is done for an event of a plan, on the streams of a call."""
-
-
-def bind_events(tells: Sequence[Event | None]) -> tuple[Following | None, ...]:
-    """What is done for what each action of a plan always tells; None for what concerns no streams,
-    and actions that do something themselves."""
-    return tuple(_bind_event(told) for told in tells)
-
-
-def _bind_event(told: Event | None) -> Following | None:
-    match told:
-        case SwitchStream(stream):
-            return lambda streams: streams.switch(stream)
-        case Mark():
-            return lambda streams: streams.mark(told)
-        case AwaitMark(mark):
-            return lambda streams: streams.await_mark(mark)
-        case _:
-            return None
+Act = Callable[[Any], object]
+"""What is done for an event of a plan, whatever the slots hold."""
 
 
 @final
-class WorkerStreams:
-    """The streams of one call; used as a context, behind which the caller's is current again.
+class BoundStreams:
+    """The worker streams and events of a plan, looked up once, for one call at a time; used as a
+    context, behind which the caller's stream is current again.
 
-    If the call ends with an error, the caller's stream waits for all that was issued: tensors that
-    it let go of may be in use there.
+    An event may be on its way yet when the next call records it anew: who waits for one waits for
+    what it marked when the wait was issued. If a call ends with an error, the caller's stream waits
+    for all that was issued: tensors that it let go of may be in use there.
     """
 
-    __slots__ = ("_caller", "_current", "_device", "_guard", "_marks", "_pool", "_used")
+    __slots__ = ("_caller", "_callers", "_device", "_events", "_guard", "_number", "_used")
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._guard = torch.cuda.device(device)
-        self._pool = StreamPool.of(device)
-        self._marks: dict[tuple[int, int], torch.cuda.Event] = {}
+        self._callers = Streams(device)
+        self._caller: Any = None  # that of the call under way
+        self._events: dict[Mark, torch.cuda.Event] = {}
         self._used: dict[int, torch.cuda.Stream] = {}
+        self._number = CALLER
 
-    def __enter__(self) -> WorkerStreams:
+    def __enter__(self) -> BoundStreams:
         self._guard.__enter__()
-        self._caller = self._current = torch.cuda.current_stream(self._device)
-        self._used[CALLER] = self._caller
+        self._caller = self._callers.current()
+        self._number = CALLER
         return self
 
     def __exit__(
@@ -117,32 +91,47 @@ class WorkerStreams:
         trace: TracebackType | None,
     ) -> None:
         try:
-            torch.cuda.set_stream(self._caller)
             if error is not None:
+                set_stream(self._caller)
                 for stream in self._used.values():
-                    if stream is not self._caller:
-                        self._caller.wait_stream(stream)
-            self._pool.give_back(list(self._marks.values()))
+                    self._caller.wait_stream(stream)
         finally:
+            self._caller = None
             self._guard.__exit__(kind, error, trace)
 
-    def follow(self, event: Event) -> None:
-        """Do what a program asks for that concerns streams."""
-        following = _bind_event(event)
-        if following is not None:
-            following(self)
+    def bind(self, told: Event | None, number: int) -> Act:
+        """What is done for an event of the plan, on the stream of this number."""
+        match told:
+            case SwitchStream(stream) if stream == CALLER:
+                return lambda slots: set_stream(self._caller)
+            case SwitchStream(stream):
+                worker = self._worker(stream)
+                return lambda slots: set_stream(worker)
+            case Mark():
+                return self._bound_to(self._event(told).record, number)
+            case AwaitMark(mark):
+                return self._bound_to(self._event(mark).wait, number)
+            case _:
+                raise InvariantError(f"{told} concerns no stream")
 
-    def switch(self, number: int) -> None:
-        """What follows runs on this stream."""
-        stream = self._used.get(number)
-        if stream is None:
-            stream = self._used[number] = self._pool.stream(number)
-        self._current = stream
-        torch.cuda.set_stream(stream)
+    def follow(self, told: Event) -> None:
+        """Do what a program says of streams, as it says it."""
+        self.bind(told, self._number)(None)
+        if isinstance(told, SwitchStream):
+            self._number = told.stream
 
-    def mark(self, mark: Mark) -> None:
-        event = self._marks[mark.event, mark.instance] = self._pool.take_event()
-        event.record(self._current)
+    def _bound_to(self, act: Callable[[Any], object], number: int) -> Act:
+        if number == CALLER:
+            return lambda slots: act(self._caller)
+        worker = self._worker(number)
+        return lambda slots: act(worker)
 
-    def await_mark(self, mark: Mark) -> None:
-        self._current.wait_event(self._marks[mark.event, mark.instance])
+    def _worker(self, number: int) -> torch.cuda.Stream:
+        if number not in self._used:
+            self._used[number] = StreamPool.of(self._device).stream(number)
+        return self._used[number]
+
+    def _event(self, mark: Mark) -> torch.cuda.Event:
+        if mark not in self._events:
+            self._events[mark] = torch.cuda.Event()
+        return self._events[mark]

@@ -1,4 +1,5 @@
-"""What a loaded host program tells whoever drives it: what the driver must do next."""
+"""What a loaded host program tells whoever drives it: what the driver must do next. And what it is
+known to ask of the communicator before it runs."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from typing import Any, Final, final
 import torch
 
 from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.dist.bound_collectives import SizedCollective
 from meshfuse.dist.collectives import CollectiveRequest
-from meshfuse.dist.transfers import SharedChunk
+from meshfuse.dist.transfers import SharedChunk, SizedTransfer
 
 CALLER: Final = -1
 """The number of the caller's stream; worker streams count from 0."""
@@ -67,5 +69,51 @@ class AwaitMark:
 
     mark: Mark
 
+
+@final
+@frozen_dataclass
+class PostCollective:
+    """What posts a collective of a plan, from one slot into the tensor in another."""
+
+    collective: SizedCollective
+    src: int
+    out: int
+
+    def post(self, slots: list[Any]) -> Post:
+        return Post(self.collective.request(slots[self.src], slots[self.out]))
+
+
+@final
+@frozen_dataclass
+class PostTransfer:
+    """What posts a fetch or delivery of a plan, and puts the result into slot `out`. `into`: the
+    slot that has the memory for it, if there is some."""
+
+    transfer: SizedTransfer
+    src: int
+    out: int
+    into: int | None
+
+    def post(self, slots: list[Any]) -> Post:
+        into = None if self.into is None else slots[self.into]
+        request = self.transfer.request(slots[self.src], into)
+        slots[self.out] = request.out
+        return Post(request)
+
+
+@final
+@frozen_dataclass
+class ReserveSlot:
+    """What asks for memory for a chunk that is delivered, into a slot."""
+
+    chunk: SharedChunk
+    slot: int
+
+    def reserve(self, slots: list[Any]) -> Reserve:
+        return Reserve(self.chunk, slots, self.slot)
+
+
+Asked = PostCollective | PostTransfer | ReserveSlot
+"""What an action of a plan asks of the communicator, but for the tensors: those are in slots."""
 
 Event = Post | AwaitWork | Reserve | SwitchStream | Mark | AwaitMark

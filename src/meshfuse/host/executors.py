@@ -16,7 +16,8 @@ from meshfuse.dist.calls import Call
 from meshfuse.dist.communicator import Communicator, Pending
 from meshfuse.dist.random_states import draw_alike
 from meshfuse.host.cooperative import CooperativeRun, post
-from meshfuse.host.cuda_streams import WorkerStreams
+from meshfuse.host.cuda_streams import BoundStreams
+from meshfuse.host.direct import run_directly
 from meshfuse.host.events import AwaitWork, Event, Post, Reserve
 from meshfuse.host.load import load
 from meshfuse.host.nodes import HostProgram, KernelName
@@ -153,17 +154,32 @@ def _run_started(
     if executable.drawing is not None:  # before anything is posted
         executable.drawing.bind(slots, _draw(executable.drawing, communicator))
     trace = _with_marks(trace)
-    if plan.order is not None and (plan.communications or executable.device.type == "cuda"):
-        with torch.no_grad():
-            return _run_on_streams(executable, plan, plan.order, slots, communicator, trace)
-    program = run_plan(executable, plan, slots, trace)
     if not executable.evaluates:  # inputs have no grad, and only torch's operations would care
-        return _drive(program, communicator, plan.communications, trace)
+        return _run(executable, plan, slots, communicator, trace)
     with torch.no_grad():
+        return _run(executable, plan, slots, communicator, trace)
+
+
+def _run(
+    executable: Executable,
+    plan: Plan,
+    slots: Slots,
+    communicator: Communicator,
+    trace: Trace | None,
+) -> list[torch.Tensor]:
+    is_on_cuda = executable.device.type == "cuda"
+    if plan.order is not None and plan.communications and not is_on_cuda:
+        return _run_in_turns(executable, plan, plan.order, slots, communicator, trace)
+    if trace is None:
+        return run_directly(executable, plan, slots, communicator)
+    program = run_plan(executable, plan, slots, trace)
+    if plan.order is None or not is_on_cuda:
         return _drive(program, communicator, plan.communications, trace)
+    with BoundStreams(executable.device) as streams:
+        return _drive(program, communicator, plan.communications, trace, streams.follow)
 
 
-def _run_on_streams(
+def _run_in_turns(
     executable: Executable,
     plan: Plan,
     order: StreamOrder,
@@ -171,14 +187,6 @@ def _run_on_streams(
     communicator: Communicator,
     trace: Trace | None,
 ) -> list[torch.Tensor]:
-    if executable.device.type == "cuda":
-        with WorkerStreams(executable.device) as streams:
-            program = (
-                _issue(executable, plan, order, slots, streams)
-                if trace is None
-                else run_plan(executable, plan, slots, trace)
-            )
-            return _drive(program, communicator, plan.communications, trace, streams.follow)
     call = CooperativeRun(plan, order, slots, communicator, trace)
     try:
         return call.run(executable)
@@ -186,25 +194,6 @@ def _run_on_streams(
         if call.to_come:
             communicator.give_up(f"{type(error).__name__}: {error}")
         raise
-
-
-def _issue(
-    executable: Executable,
-    plan: Plan,
-    order: StreamOrder,
-    slots: Slots,
-    streams: WorkerStreams,
-) -> RankProgram:
-    """As run_plan, with what concerns streams done here and decided before: small programs on GPUs
-    are as fast as their host."""
-    for action, following in zip(plan.actions, order.following, strict=True):
-        if following is not None:
-            following(streams)
-            continue
-        event = action(slots)
-        if event is not None:
-            yield event
-    return [slots[place] for place in executable.outputs]
 
 
 def _draw(drawing: Drawing, communicator: Communicator) -> RandomState:

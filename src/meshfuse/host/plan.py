@@ -21,19 +21,16 @@ from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.trace import Work
 from meshfuse.dist.agreement import Agreement
-from meshfuse.expr import IntExpr, evaluate, free_symbols, is_const
+from meshfuse.expr import IntExpr, evaluate, free_symbols
 from meshfuse.expr.generate import compile_expressions
 from meshfuse.facts.sharding import describe
-from meshfuse.host.events import CALLER, AwaitWork, Event
+from meshfuse.host.demands import check_demand
+from meshfuse.host.events import CALLER, Asked, AwaitWork, Event, PostCollective, ReserveSlot
 from meshfuse.host.nodes import (
-    Covers,
     Demand,
-    Divides,
-    Equals,
     Evaluate,
     HostBuffer,
     HostProgram,
-    NotNegative,
     SizeOf,
     all_nodes,
 )
@@ -104,15 +101,21 @@ class Step(ABC):
 @final
 @frozen_dataclass
 class Bound:
-    """An action, and what a trace says of it. `tells`: what it always tells the driver; None for
-    one that does something itself, or posts. `stream`: where it runs. `at_once`: of a post, its
-    number and the action that takes its place where the wait follows at once."""
+    """An action, and what a trace says of it. `tells`: what it always tells the driver; `asks`:
+    what it asks of the communicator. None of both: it does something itself. `stream`: where it
+    runs."""
 
     action: Action
     traced: Traced | None = None
     tells: Event | None = None
     stream: int = CALLER
-    at_once: tuple[int, Action] | None = None
+    asks: Asked | None = None
+
+    @staticmethod
+    def asking(asked: Asked, traced: Traced | None) -> Bound:
+        """The action that asks the communicator for something."""
+        action = asked.reserve if isinstance(asked, ReserveSlot) else asked.post
+        return Bound(action, traced, asks=asked)
 
     @staticmethod
     def telling(event: Event, stream: int = CALLER) -> Bound:
@@ -134,18 +137,21 @@ def take(values: Iterator[int], step: Step) -> tuple[int, ...]:
 class Plan:
     """The steps of an executable, in order, for one set of sizes; loops in all their iterations.
 
-    `traced`: what a trace says of each action. `communications`: how many this rank posts.
-    `results` has the global shape of each output, or of the input that it updates; all zeros where
-    a rank cannot know it, as it has no part. `agreements`: on what the ranks meet for. `order`: how
-    the actions lie on streams, None if all are the caller's.
+    `bound` has the actions with all that is known of them, `traced` what a trace says of each.
+    `communications`: how many this rank posts. `results` has the global shape of each output, or of
+    the input that it updates; all zeros where a rank cannot know it, as it has no part.
+    `agreements`: on what the ranks meet for. `order`: how the actions lie on streams, None if all
+    are the caller's. `direct` has the plan as direct.py runs it, once there is one.
     """
 
+    bound: tuple[Bound, ...]
     actions: tuple[Action, ...]
     traced: tuple[Traced | None, ...] = ()
     results: tuple[tuple[int, ...], ...] = ()
     agreements: tuple[Agreement, ...] = ()
     communications: int = 0
     order: StreamOrder | None = None
+    direct: list[Any] = field(default_factory=list[Any])
 
 
 @final
@@ -336,7 +342,7 @@ class Executable:
         symbols = self._bind_symbols(slots, given)
         values = iter(self._evaluate_sizes(symbols))
         for demand in self._demands:
-            _check_demand(self.program, demand, tuple(islice(values, len(demand.extents))))
+            check_demand(self.program, demand, tuple(islice(values, len(demand.extents))))
         for buffer in self._inputs_here():
             wanted = tuple(islice(values, len(buffer.shape)))
             self._check_shape(buffer, slots[self._names.slots[buffer.name]].shape, wanted, symbols)
@@ -348,6 +354,7 @@ class Executable:
             )
         )
         return Plan(
+            tuple(bound),
             tuple(found.action for found in bound),
             tuple(found.traced for found in bound),
             _result_shapes(self.program, symbols),
@@ -407,16 +414,20 @@ class Executable:
 
 
 def _awaited_at_once(bound: Sequence[Bound]) -> list[Bound]:
-    """Posts that are awaited before anything else is done need no stream of their own."""
+    """Collectives that are awaited before anything else is done need no stream of their own."""
     following = [*(found.tells for found in bound), None][1:]
-    return [
-        replace(found, action=found.at_once[1])
-        if found.at_once is not None
-        and found.stream == CALLER
-        and told == AwaitWork(found.at_once[0])
-        else found
-        for found, told in zip(bound, following, strict=True)
-    ]
+    return [_taking_the_stream(found, told) for found, told in zip(bound, following, strict=True)]
+
+
+def _taking_the_stream(found: Bound, following: Event | None) -> Bound:
+    match found.asks:
+        case PostCollective(sized, src, out) if found.stream == CALLER:
+            if following == AwaitWork(sized.number):
+                asked = PostCollective(replace(sized, at_once=True), src, out)
+                return Bound.asking(asked, found.traced)
+        case _:
+            pass
+    return found
 
 
 def _origins_on(program: HostProgram, rank: int) -> dict[str, SizeOf]:
@@ -455,46 +466,3 @@ def _expressions(
     found += [extent for buffer in inputs for extent in buffer.shape]
     found += [extent for step in steps for extent in step.extents]
     return found
-
-
-def _placed(program: HostProgram, tensor: TensorName) -> str:
-    """A tensor with its sharding; without one if it exists inside a kernel only."""
-    buffer = program.buffers.get(tensor)
-    sharding = None if buffer is None else buffer.sharding
-    return tensor if sharding is None else f"{tensor}, {describe(sharding)},"
-
-
-def _check_demand(program: HostProgram, demand: Demand, found: Sequence[int]) -> None:
-    match demand:
-        case Divides(divisor, extent, tensor) if found[0] % divisor:
-            raise Unsupported(
-                f"execute: {_placed(program, tensor)} is reshaped along a sharded axis of global "
-                f"size {found[0]} ({extent}), of which ranks must hold whole pieces: the size must "
-                f"be a multiple of {divisor}, or what is reshaped be copied onto the mesh "
-                "unsharded by fd.ops.set first"
-            )
-        case Covers(most, extent, tensor) if found[0] > most:
-            raise UserError(
-                f"execute: {_placed(program, tensor)} has a sharded axis of global size {found[0]} "
-                f"({extent}), but its ranks hold blocks of {most} elements in all"
-            )
-        case Equals(extent, other, tensor, elements=True) if found[0] != found[1]:
-            raise UserError(
-                f"execute: {tensor} is to have {_sized(extent, found[0])} elements, but what it is "
-                f"reshaped from has {_sized(other, found[1])}"
-            )
-        case Equals(extent, other, tensor) if found[0] != found[1]:
-            raise UserError(
-                f"execute: on an axis of {tensor} meet the sizes {_sized(extent, found[0])} and "
-                f"{_sized(other, found[1])}, which must be equal"
-            )
-        case NotNegative(extent, tensor) if found[0] < 0:
-            raise UserError(
-                f"execute: an axis of {tensor} has size {found[0]} ({extent}); a size is 0 or more"
-            )
-        case _:
-            return
-
-
-def _sized(size: IntExpr, found: int) -> str:
-    return str(found) if is_const(size) else f"{found} ({size})"

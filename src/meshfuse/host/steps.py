@@ -19,12 +19,11 @@ from meshfuse.dist.bound_collectives import (
     BoundCollective,
     BoundPart,
     PlacedTensor,
-    SizedCollective,
 )
 from meshfuse.dist.executors import CommunicationExecutor
 from meshfuse.expr import IntExpr
 from meshfuse.facts.holdings import shape_outside
-from meshfuse.host.events import AwaitWork, Post
+from meshfuse.host.events import AwaitWork, PostCollective
 from meshfuse.host.nodes import (
     Allocate,
     Communicate,
@@ -416,20 +415,15 @@ class PostStep(Step):
     stride: int
 
     def bind(self, sizes: Sizes) -> Action:
-        return self._post(self._sized(sizes))
+        return self._asked(sizes).post
 
     def expand(self, sizes: Sizes) -> Iterator[Bound]:
-        sized = self._sized(sizes)
-        at_once = self._post(replace(sized, at_once=True))
-        yield Bound(self._post(sized), self.traced, at_once=(sized.number, at_once))
+        yield Bound.asking(self._asked(sizes), self.traced)
 
-    def _sized(self, sizes: Sizes) -> SizedCollective:
+    def _asked(self, sizes: Sizes) -> PostCollective:
         number = self.collective.number + sizes.iteration * self.stride
-        return replace(self.collective.at(sizes.symbols, self.device), number=number)
-
-    def _post(self, collective: SizedCollective) -> Action:
-        src, out = self.src, self.out
-        return lambda slots: Post(collective.request(slots[src], slots[out]))
+        sized = replace(self.collective.at(sizes.symbols, self.device), number=number)
+        return PostCollective(sized, self.src, self.out)
 
 
 @bind_step.register

@@ -7,7 +7,6 @@ from typing import Protocol, TypeVar, final
 
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
-from meshfuse.host.cuda_streams import Following, bind_events
 from meshfuse.host.events import CALLER, AwaitMark, AwaitWork, Event, Mark
 
 
@@ -32,15 +31,14 @@ _Action = TypeVar("_Action", bound=StreamAction)
 class StreamOrder:
     """Places of actions in a plan. `queues`: those of each stream in order, the caller's first.
 
-    `tells`: what each action always tells the driver, and `following` what that is on CUDA.
-    `posts`: the places of posts, in order; `waits`: where each number is awaited.
+    `tells`: what each action always tells the driver. `posts`: the places of posts, in order;
+    `waits`: where each number is awaited.
     """
 
     queues: tuple[tuple[int, ...], ...]
     tells: tuple[Event | None, ...]
     posts: tuple[int, ...]
     waits: Mapping[int, int]
-    following: tuple[Following | None, ...]
 
     @staticmethod
     def of(actions: Sequence[StreamAction]) -> StreamOrder | None:
@@ -56,7 +54,6 @@ class StreamOrder:
             tells,
             tuple(place for place, action in enumerate(actions) if action.posts),
             {told.number: k for k, told in enumerate(tells) if isinstance(told, AwaitWork)},
-            bind_events(tells),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import final
 
 from meshfuse.base.errors import InvariantError
@@ -39,7 +40,7 @@ class OnStreamStep(Step):
         for step in self.body:
             there = Sizes(take(values, step), sizes.symbols, sizes.iteration)
             for found in step.expand(there):
-                yield Bound(found.action, found.traced, found.tells, stream)
+                yield replace(found, stream=stream)
         yield Bound.telling(SwitchStream(CALLER), stream)
 
 

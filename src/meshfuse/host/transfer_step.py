@@ -3,7 +3,7 @@ make the memory for what is delivered."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -13,9 +13,9 @@ from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.transfers import BoundTransfer, SharedChunk
 from meshfuse.expr import IntExpr, free_symbols
-from meshfuse.host.events import Post, Reserve
+from meshfuse.host.events import PostTransfer, ReserveSlot
 from meshfuse.host.nodes import Allocate, Communicate, HostBuffer, HostProgram, all_nodes
-from meshfuse.host.plan import Action, Sizes, Slots, Step, Traced
+from meshfuse.host.plan import Action, Bound, Sizes, Step, Traced
 from meshfuse.ir.schedule import MemoryType
 from meshfuse.runtime.allocate import dense_strides
 
@@ -52,14 +52,19 @@ class ReserveStep(Step):
         return ReserveStep(slot, team, order, dtype, device, cause, extents)
 
     def bind(self, sizes: Sizes) -> Action:
-        slot = self.slot
+        return self._asked(sizes).reserve
+
+    def expand(self, sizes: Sizes) -> Iterator[Bound]:
+        yield Bound.asking(self._asked(sizes), self.traced)
+
+    def _asked(self, sizes: Sizes) -> ReserveSlot:
         most_bytes, *found = sizes.values
         shape = tuple(found)
         strides = dense_strides(shape, self.order)
         chunk = SharedChunk(
             self.team, shape, strides, self.dtype, self.device, most_bytes, self.cause
         )
-        return lambda slots: Reserve(chunk, slots, slot)
+        return ReserveSlot(chunk, self.slot)
 
 
 def find_delivery(node: Allocate, program: HostProgram) -> Communicate | None:
@@ -86,18 +91,16 @@ class TransferStep(Step):
     sum_over: str | None = None
 
     def bind(self, sizes: Sizes) -> Action:
-        src, out = self.src, self.out
+        return self._asked(sizes).post
+
+    def expand(self, sizes: Sizes) -> Iterator[Bound]:
+        yield Bound.asking(self._asked(sizes), self.traced)
+
+    def _asked(self, sizes: Sizes) -> PostTransfer:
         is_first = self.sum_over is not None and sizes.symbols[self.sum_over] == 0
-        into = self.into if is_first else None
         number = self.transfer.number + sizes.iteration * self.stride
         transfer = replace(self.transfer.at(sizes.symbols), number=number)
-
-        def post(slots: Slots) -> Post:
-            request = transfer.request(slots[src], None if into is None else slots[into])
-            slots[out] = request.out
-            return Post(request)
-
-        return post
+        return PostTransfer(transfer, self.src, self.out, self.into if is_first else None)
 
 
 def bind_transfer(

@@ -26,7 +26,7 @@ def allocate(
 
 def is_dense(tensor: torch.Tensor, order: Sequence[int]) -> bool:
     """Whether the tensor lies in memory in `order` without gaps; dims of size 1 lie anywhere."""
-    if tensor.is_contiguous() and all(dim == place for place, dim in enumerate(order)):
+    if tensor.is_contiguous() and tuple(order) == tuple(range(len(order))):
         return True
     wanted = dense_strides(tensor.shape, order)
     pairs = zip(tensor.shape, tensor.stride(), wanted, strict=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meshfuse.base.errors import CommunicationError, InvariantError
-from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, post, wire_of
+from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, post
 from meshfuse.dist.packing import Blocks, Region, places_of
 from meshfuse.dist.simulated import SimulatedTransport, perform
 from meshfuse.ir.mesh import make_mesh
@@ -76,11 +76,11 @@ def test_teams_of_an_exchange_are_those_who_exchange() -> None:
 def test_whole_pieces_are_sent_and_received_where_they_lie() -> None:
     case = exchanges(mesh_of(0, 1), mesh_of(3, 2))[2]
     sender, receiver = case.request(0), case.request(3)
-    assert wire_of(sender).send.data_ptr() == sender.src.data_ptr()
-    assert wire_of(receiver).receive.data_ptr() == receiver.out.data_ptr()
+    assert sender.wire().send.data_ptr() == sender.src.data_ptr()
+    assert receiver.wire().receive.data_ptr() == receiver.out.data_ptr()
     gather = replace(along_one_axis(mesh_of(0, 1))[0], packed=True).request(0)
-    assert wire_of(gather).send.data_ptr() == gather.src.data_ptr()
-    assert wire_of(gather).receive.data_ptr() == gather.out.data_ptr()
+    assert gather.wire().send.data_ptr() == gather.src.data_ptr()
+    assert gather.wire().receive.data_ptr() == gather.out.data_ptr()
 
 
 def test_transport_is_as_strict_with_packed_requests() -> None:
@@ -185,7 +185,7 @@ class AtOnce:
 def test_parts_are_put_in_their_place_where_there_is_no_work_to_wait_for(rank: int) -> None:
     by_name = {case.name: case for case in along_one_axis(mesh_of(0, 1))}
     case = by_name["gather uneven axis 0"]
-    backend = AtOnce([wire_of(case.request(other)).send for other in (0, 1)])
+    backend = AtOnce([case.request(other).wire().send for other in (0, 1)])
     request = replace(case.request(rank), at_once=True)
     posting = post(cast(CollectiveBackend, backend), request)
     assert posting.work is None and posting.steps == ()

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from meshfuse.base.errors import CommunicationError, InvariantError, Unsupported
-from meshfuse.dist.collectives import CollectiveRequest, memory_of, reduce_blocks
+from meshfuse.dist.collectives import CollectiveRequest, reduce_blocks
 from meshfuse.dist.simulated import SimulatedTransport, perform
+from meshfuse.dist.wires import memory_of
 
 TEAM = (2, 0, 1)
 

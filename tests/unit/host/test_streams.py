@@ -256,6 +256,7 @@ class Transfer:
     log: list[str]
     has_arrived: bool
     posts_again: bool = False
+    group: None = None
 
     @property
     def posting(self) -> Transfer:
@@ -278,6 +279,7 @@ class Transport:
     posts_again: bool = False
     fails_at: int | None = None
     log: list[str] = field(default_factory=list[str])
+    standing: object = "a world"
 
     def post(self, request: CollectiveRequest) -> Transfer:
         self.log.append(f"post {request.number}")
@@ -372,7 +374,7 @@ class Cuda:
     """The calls of torch.cuda that streams need, recorded as text."""
 
     log: list[str] = field(default_factory=list[str])
-    current: str = "caller"
+    current_name: str = "caller"
     streams: int = 0
     events: int = 0
 
@@ -388,21 +390,21 @@ class Cuda:
 
         monkeypatch.setattr(torch.cuda, "Stream", make_stream)
         monkeypatch.setattr(torch.cuda, "Event", make_event)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: CudaStream(self.current, self))
-        monkeypatch.setattr(torch.cuda, "set_stream", self.set_stream)
+        monkeypatch.setattr(cuda_streams, "Streams", lambda _: self)
+        monkeypatch.setattr(cuda_streams, "set_stream", self.set_stream)
         monkeypatch.setattr(torch.cuda, "device", CudaGuard)
 
+    def current(self) -> CudaStream:
+        return CudaStream(self.current_name, self)
+
     def set_stream(self, stream: CudaStream) -> None:
-        self.current = stream.name
+        self.current_name = stream.name
 
 
 @dataclass(frozen=True)
 class CudaStream:
     name: str
     cuda: Cuda = field(compare=False)
-
-    def wait_event(self, event: CudaEvent) -> None:
-        self.cuda.log.append(f"{self.name} waits for {event.marked}")
 
     def wait_stream(self, other: CudaStream) -> None:
         self.cuda.log.append(f"{self.name} waits for all of {other.name}")
@@ -414,6 +416,9 @@ class CudaEvent:
 
     def record(self, stream: CudaStream) -> None:
         self.marked = f"mark of {stream.name}"
+
+    def wait(self, stream: CudaStream) -> None:
+        stream.cuda.log.append(f"{stream.name} waits for {self.marked}")
 
 
 @dataclass(frozen=True)
@@ -448,17 +453,18 @@ class CudaTransport(Transport):
     cuda: Cuda = field(default_factory=Cuda)
 
     def post(self, request: CollectiveRequest) -> Transfer:
-        self.cuda.log.append(f"post {request.number} on {self.cuda.current}")
+        self.cuda.log.append(f"post {request.number} on {self.cuda.current_name}")
         return super().post(request)
 
 
 def test_on_cuda_all_is_issued_in_program_order(cuda: Cuda) -> None:
     executable, (a, b) = on_cuda(3, 2), chunks_of(3)
+    transport = CudaTransport(cuda=cuda)
     for _ in range(2):
         cuda.log.clear()
-        [found] = cast(list[torch.Tensor], _started(executable, [a, b], CudaTransport(cuda=cuda)))
+        [found] = cast(list[torch.Tensor], _started(executable, [a, b], transport))
         assert torch.equal(found, (a @ b).expand(3, 2, 2, 5))
-        assert cuda.current == "caller"
+        assert cuda.current_name == "caller"
         assert cuda.log == [
             "worker 0 waits for mark of caller",
             "post 0 on worker 0",
@@ -476,7 +482,7 @@ def test_on_cuda_an_error_leaves_the_callers_stream_behind_all_that_was_issued(c
     transport = CudaTransport(fails_at=1, cuda=cuda)
     with pytest.raises(ValueError, match="out of order"):
         _started(executable, inputs, transport)
-    assert cuda.current == "caller"
+    assert cuda.current_name == "caller"
     assert cuda.log[-2:] == [
         "caller waits for all of worker 0",
         "caller waits for all of worker 1",

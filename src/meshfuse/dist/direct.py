@@ -1,0 +1,110 @@
+"""Communications that a plan posts in every call: what can be known of them is looked up once.
+
+On GPUs a small program is as fast as its host. The first call goes the long way, through a
+request, by which sizes, types and memory are checked; later ones have the same. On CUDA they then
+go to the backend, or to symmetric memory, directly.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+import torch.distributed as dist
+
+from meshfuse.dist.bound_collectives import SizedCollective
+from meshfuse.dist.collectives import CollectiveRequest, Start
+from meshfuse.dist.communicator import Communicator, Pending
+from meshfuse.dist.groups import Group
+from meshfuse.dist.transfers import SizedTransfer
+
+
+@final
+class DirectCollective:
+    """A collective of a plan. To be posted and awaited in turns."""
+
+    __slots__ = (
+        "_collective",
+        "_communicator",
+        "_device",
+        "_group",
+        "_pending",
+        "_sequence",
+        "_start",
+        "_text",
+        "_work",
+    )
+
+    def __init__(self, communicator: Communicator, collective: SizedCollective) -> None:
+        self._communicator = communicator
+        self._collective = collective
+        self._pending: Pending | None = None
+        self._group: Group | None = None
+        self._start: Start | None = None
+        self._text = ""
+        self._work: dist.Work | None = None
+        self._sequence = 0
+        self._device = torch.device("cpu")
+
+    def post(self, src: torch.Tensor, out: torch.Tensor) -> None:
+        """Raises as Communicator.post does."""
+        start, group = self._start, self._group
+        if start is None or group is None or not (src.is_contiguous() and out.is_contiguous()):
+            self._post_request(self._collective.request(src, out))
+        else:
+            self._work = group.start(start, src, out, self._text)
+            self._sequence, self._device = group.posted, out.device
+
+    def _post_request(self, request: CollectiveRequest) -> None:
+        pending = self._pending = self._communicator.post(request)
+        if pending.group is not None and self._start is None:
+            self._group, self._text = pending.group, str(request)
+            self._start = pending.group.bind(request)
+
+    def wait(self) -> None:
+        """Raises as Pending.wait does."""
+        pending, work = self._pending, self._work
+        self._pending = self._work = None
+        if pending is not None:
+            pending.wait()
+        elif work is not None and self._group is not None:
+            self._group.await_on_stream(work, self._device, self._sequence, self._text)
+
+
+@final
+class DirectTransfer:
+    """A fetch or delivery of a plan. To be posted and awaited in turns."""
+
+    __slots__ = ("_communicator", "_group", "_pending", "_start", "_text", "_transfer")
+
+    def __init__(self, communicator: Communicator, transfer: SizedTransfer) -> None:
+        self._communicator = communicator
+        self._transfer = transfer
+        self._pending: Pending | None = None
+        self._group: Group | None = None
+        self._start: Start | None = None
+        self._text = ""
+
+    def post(self, src: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
+        """What the rank gets, once it has come. Raises as Communicator.post does."""
+        start, group = self._start, self._group
+        if start is None or group is None:
+            return self._post_request(self._transfer.request(src, into))
+        src, out = self._transfer.buffers(src, into)
+        group.start(start, src, out, self._text)
+        return out
+
+    def _post_request(self, request: CollectiveRequest) -> torch.Tensor:
+        pending = self._pending = self._communicator.post(request)
+        if pending.group is not None and pending.group.transport is not None:
+            self._group, self._text = pending.group, str(request)
+            self._start = pending.group.bind(request)
+        return request.out
+
+    def wait(self) -> None:
+        """Raises as Pending.wait does. Nothing is to be waited for on the stream that has got the
+        transfer."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.wait()
+
