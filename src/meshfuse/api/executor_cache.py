@@ -47,10 +47,8 @@ from meshfuse.base.bounded import BoundedTable
 from meshfuse.base.errors import UserAssertionError, UserError
 from meshfuse.base.trace import Trace
 from meshfuse.cache import FusionCache
-from meshfuse.dist.calls import Call
 from meshfuse.dist.communicator import Communicator
 from meshfuse.facts.overlap_form import Overlap
-from meshfuse.host.executors import run_executable
 from meshfuse.host.nodes import Communicate, HostProgram
 from meshfuse.host.plan import Executable
 from meshfuse.pipeline import USER, Compilation
@@ -171,7 +169,9 @@ class FusionExecutorCache:
                 facts = (*facts, *given.items())
             known = None if facts is None else self._hot_calls.get(facts)
             if known is not None:
-                return self._run_again(known, known.take(values), communicator, call)
+                results = known.run(values, communicator, call)
+                self._last, self._debug_output = known.prepared, None
+                return results
             check_ranks(self.frozen_program(), communicator.size())
             trace = None if profiler is None else profiler.trace
             bound = self.bind(
@@ -216,20 +216,6 @@ class FusionExecutorCache:
             return None if facts is None else (is_auto, overlap, facts)
         order, place = torch.are_deterministic_algorithms_enabled(), communicator.place()
         return (is_auto, overlap, order, place.rank, place.size, facts)
-
-    def _run_again(
-        self,
-        known: HotCall,
-        arguments: list[Argument],
-        communicator: Communicator,
-        call: Call | None,
-    ) -> list[torch.Tensor]:
-        results = run_executable(
-            known.executable, arguments, communicator, given=known.given, call=call
-        )
-        self._last = known.prepared
-        self._debug_output = None
-        return known.give(results)
 
     def bind(
         self,

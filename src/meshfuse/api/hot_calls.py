@@ -13,9 +13,12 @@ import torch
 
 from meshfuse.api.prepared import Prepared
 from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.dist.calls import Call
+from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.facts.sharding import Sharding
-from meshfuse.host.plan import Executable
+from meshfuse.host.executors import run_executable, run_planned
+from meshfuse.host.plan import Executable, Plan
 from meshfuse.runtime.arguments import Argument
 
 _INT32_LIMIT, _INT64_LIMIT = 1 << 31, 1 << 63
@@ -33,7 +36,8 @@ class HotCall:
     By position: `shards` are DistributedTensors, `detached` tensors that require grad, `reals`
     numbers that must be floats. `outputs` has the shardings of results on a mesh, None for plain
     ones, with their global shapes. `given` are the global sizes that the caller says. `kept` are
-    shardings that the facts know by identity, which is theirs while they live.
+    shardings that the facts know by identity, which is theirs while they live. `plan`: of all such
+    calls; None where sizes depend on the values of numbers, too.
     """
 
     prepared: Prepared
@@ -45,6 +49,19 @@ class HotCall:
     is_plain: bool
     given: Mapping[str, int]
     kept: tuple[Sharding, ...]
+    plan: Plan | None
+
+    def run(
+        self, inputs: Sequence[Any], communicator: Communicator, call: Call | None
+    ) -> list[torch.Tensor]:
+        """The call. Raises as run_executable."""
+        executable, plan, arguments = self.executable, self.plan, self.take(inputs)
+        if plan is None:
+            found = run_executable(executable, arguments, communicator, given=self.given, call=call)
+        else:
+            slots = executable.slots(arguments)
+            found = run_planned(executable, plan, slots, communicator, None, call)
+        return self.give(found)
 
     def take(self, inputs: Sequence[Any]) -> list[Argument]:
         """The arguments as kernels take them."""
@@ -140,4 +157,5 @@ def remember_call(
         not any(outputs),
         given,
         tuple(value.sharding for _, value in shards),
+        executable.only_plan(arguments, given),
     )

@@ -104,6 +104,17 @@ class _Attachment:
     )
     torch_meshes: dict[tuple[DeviceMesh, str], Any] = field(default_factory=dict)
 
+    def history(self, team: tuple[int, ...]) -> CallHistory:
+        """The calls of a team."""
+        found = self.histories.get(team)
+        if found is None:
+            found = self.histories[team] = CallHistory()
+        return found
+
+    def memory_history(self, team: tuple[int, ...]) -> CallHistory:
+        """In which of the memory that users keep the inputs of a team's calls lay."""
+        return self.memory_histories.setdefault(team, CallHistory())
+
     @property
     def processes(self) -> dist.Store:
         return dist.PrefixStore("processes", self.store)
@@ -161,12 +172,15 @@ class Communicator:
     @classmethod
     def instance(cls) -> Communicator:
         """The communicator of this process, made at the first call."""
-        with cls._instance_lock:
-            if cls._instance is None:
-                cls._instance = Communicator(os.environ)
-                atexit.register(cls._instance.close)
-        cls._instance._find_attachment()  # tells the peers early that this process lives
-        return cls._instance
+        found = cls._instance
+        if found is None:
+            with cls._instance_lock:
+                if cls._instance is None:
+                    cls._instance = Communicator(os.environ)
+                    atexit.register(cls._instance.close)
+                found = cls._instance
+        found._find_attachment()  # tells the peers early that this process lives
+        return found
 
     def size(self) -> int:
         """Number of ranks; 1 for a process that is alone."""
@@ -194,12 +208,6 @@ class Communicator:
         if attachment is not None:
             return attachment.place
         return ALONE if self._launch is None else self._launch.place
-
-    @property
-    def standing(self) -> object:
-        """What the groups of this communicator stand on: another after the default process group
-        was made anew. None before there is one."""
-        return self._find_attachment()
 
     def post(self, request: CollectiveRequest) -> Pending:
         """Start a collective; every rank of its team posts the same ones in the same order.
@@ -238,15 +246,16 @@ class Communicator:
             return torch.empty(tuple(shape), dtype=dtype, device=device)
         return transport.keep(shape, dtype)
 
-    def _agree_on_memory(self, team: tuple[int, ...], inputs: Sequence[object]) -> None:
+    def _agree_on_memory(
+        self, attachment: _Attachment, team: tuple[int, ...], inputs: Sequence[object]
+    ) -> None:
         """Make sure that inputs which lie in memory that users keep lie alike on all ranks.
 
         Raises UserError where they do not; as `agree`, ranks meet only if they do not expect it.
         """
-        attachment = self._find_attachment()
-        joined = () if attachment is None else attachment.joined.values()
+        joined = attachment.joined.values()
         memory = [kept for g in joined if g.transport is not None for kept in g.transport.kept]
-        if attachment is None or not memory:
+        if not memory:
             return
         places = tuple(
             (position, kept.serial, start)
@@ -254,8 +263,8 @@ class Communicator:
             for position, value in enumerate(inputs)
             if isinstance(value, torch.Tensor) and (start := kept.find(value)) is not None
         )
-        history = attachment.memory_histories.setdefault(team, CallHistory())
-        if not history.expects(places):
+        history = attachment.memory_history(team)
+        if not history.has_followed(places):
             found = self.gather(team, [crc32(repr(places).encode())], "symmetric inputs")
             if any(theirs != found[0] for theirs in found):
                 raise UserError(
@@ -263,7 +272,7 @@ class Communicator:
                     f"{self.rank()} they are (input, number of the memory, byte) {places}. All "
                     "ranks must pass what they got from the same calls of symmetric_empty"
                 )
-        history.note(places)
+            history.note(places)
 
     def _transport(
         self, team: tuple[int, ...], device: torch.device, purpose: object
@@ -312,12 +321,15 @@ class Communicator:
         `seconds` or the default, and that inputs which peers may read lie alike. Raises UserError
         while another thread is in a call, and as `agree` does.
         """
-        calls = self._attach(agreements[0].purpose).calls
+        attachment = self._find_attachment() or self._attach(agreements[0].purpose)
+        calls = attachment.calls
         calls.enter(call)
         try:
             for agreement in agreements:
-                self.agree(agreement, seconds)
-                self._agree_on_memory(agreement.team, inputs)
+                if not attachment.history(agreement.team).has_followed(agreement.key):
+                    self.agree(agreement, seconds)
+                if attachment.joined:
+                    self._agree_on_memory(attachment, agreement.team, inputs)
         except BaseException:
             calls.leave()
             raise
@@ -338,16 +350,16 @@ class Communicator:
         CommunicationError, and tells the peers; so does one whose peers do not come in time.
         """
         attachment = self._attach(agreement.purpose)
-        history = attachment.histories.setdefault(agreement.team, CallHistory())
-        if not history.expects(agreement.key):
+        history = attachment.history(agreement.team)
+        if not history.has_followed(agreement.key):
             self._compare(agreement, self.timeout if seconds is None else seconds)
-        history.note(agreement.key)
+            history.note(agreement.key)
 
     def compare(self, agreement: Agreement, seconds: float | None = None) -> None:
         """As `agree`, but ranks meet in any case."""
         attachment = self._attach(agreement.purpose)
         self._compare(agreement, self.timeout if seconds is None else seconds)
-        attachment.histories.setdefault(agreement.team, CallHistory()).note(agreement.key)
+        attachment.history(agreement.team).note(agreement.key)
 
     def gather(
         self, team: tuple[int, ...], mine: Sequence[int], purpose: str, seconds: float | None = None

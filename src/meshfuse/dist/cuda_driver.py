@@ -79,12 +79,17 @@ def set_stream(stream: torch.cuda.Stream) -> None:
 def mark_stream(stream: torch.cuda.Stream) -> Callable[[], bool] | None:
     """Mark what a stream has so far: whether that is done. None while the stream captures, for
     nothing runs on it then."""
-    with torch.cuda.stream(stream):
-        if torch.cuda.is_current_stream_capturing():
-            return None
-        event = torch.cuda.Event()
-        event.record(stream)
+    if is_capturing(stream):
+        return None
+    event = torch.cuda.Event()
+    event.record(stream)
     return event.query
+
+
+def is_capturing(stream: torch.cuda.Stream) -> bool:
+    """Whether what is put on a stream is recorded into a graph."""
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()
 
 
 @final

@@ -37,10 +37,20 @@ class CallHistory:
     def expects(self, key: Key) -> bool:
         return (self._next.get((self._before, self._last, self._run)) or self._last) == key
 
+    def has_followed(self, key: Key) -> bool:
+        """`note`, of a call that is expected; nothing for another."""
+        if not self.expects(key):
+            return False
+        self._go_on(key)
+        return True
+
     def note(self, key: Key) -> None:
         """All ranks of the team make this call."""
         if not self.expects(key):
             self._next.put((self._before, self._last, self._run), key)
+        self._go_on(key)
+
+    def _go_on(self, key: Key) -> None:
         if key == self._last:
             self._run += 1
         else:

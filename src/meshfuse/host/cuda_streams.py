@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, final
 import torch
 
 from meshfuse.base.errors import InvariantError
-from meshfuse.dist.cuda_driver import Streams, set_stream
+from meshfuse.dist.cuda_driver import Streams, is_capturing, set_stream
 from meshfuse.host.events import CALLER, AwaitMark, Event, Mark, SwitchStream
 
 _PRIORITIES: Final = 3
@@ -93,11 +93,17 @@ class BoundStreams:
         try:
             if error is not None:
                 set_stream(self._caller)
-                for stream in self._used.values():
-                    self._caller.wait_stream(stream)
+                self._await_workers()
         finally:
             self._caller = None
             self._guard.__exit__(kind, error, trace)
+
+    def _await_workers(self) -> None:
+        """In a capture those only that are part of it: the others have got nothing in this call."""
+        is_captured = is_capturing(self._caller)
+        for stream in self._used.values():
+            if is_capturing(stream) == is_captured:
+                self._caller.wait_stream(stream)
 
     def bind(self, told: Event | None, number: int) -> Act:
         """What is done for an event of the plan, on the stream of this number."""

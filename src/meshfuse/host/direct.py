@@ -32,16 +32,21 @@ Act = Callable[[Slots], object]
 
 
 def run_directly(
-    executable: Executable, plan: Plan, slots: Slots, communicator: Communicator
+    executable: Executable,
+    plan: Plan,
+    slots: Slots,
+    communicator: Communicator,
+    standing: object = None,
 ) -> list[torch.Tensor]:
     """The visible outputs; as run_plan under a driver, without a trace.
 
+    `standing`: what the groups of the communicator stand on, another one if they were made anew.
     To be called under no_grad where operations run through torch.
     """
     for direct in plan.direct:
-        if direct.is_of(communicator):
+        if direct.is_of(communicator, standing):
             return direct.run(slots)
-    direct = DirectPlan(executable, plan, communicator)
+    direct = DirectPlan(executable, plan, communicator, standing)
     plan.direct[:] = [direct]
     return direct.run(slots)
 
@@ -62,23 +67,23 @@ class DirectPlan:
         "_turn",
     )
 
-    def __init__(self, executable: Executable, plan: Plan, communicator: Communicator) -> None:
+    def __init__(
+        self, executable: Executable, plan: Plan, communicator: Communicator, standing: object
+    ) -> None:
         self._communicator = communicator
-        self._standing = communicator.standing if plan.communications else None
+        self._standing = standing
         has_streams = plan.order is not None and executable.device.type == "cuda"
         self._streams = BoundStreams(executable.device) if has_streams else None
         self._turn = Lock()
         self._outputs = executable.outputs
-        self._bind_again = lambda: DirectPlan(executable, plan, communicator)
+        self._bind_again = lambda: DirectPlan(executable, plan, communicator, standing)
         binding = _Binding(communicator, self._streams, plan.bound)
         self._actions = tuple(binding.bind_all())
         self._meetings = binding.meetings
 
-    def is_of(self, communicator: Communicator) -> bool:
+    def is_of(self, communicator: Communicator, standing: object) -> bool:
         """Whether what was looked up is what there is now."""
-        return communicator is self._communicator and (
-            self._standing is None or self._standing is communicator.standing
-        )
+        return self._standing is standing and self._communicator is communicator
 
     def run(self, slots: Slots) -> list[torch.Tensor]:
         streams = self._streams

@@ -1,5 +1,8 @@
 """HostIrExecutor: a whole host program, run by this process as the rank that it is."""
 
+# torch's context that switches grad off takes longer than all else that is done here for a call.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -135,45 +138,56 @@ def run_executable(
             _draw(executable.drawing, communicator)
         return _drive(run_nothing(executable.program), communicator, 0)
     plan, slots = executable.start(inputs, given)
-    if not plan.agreements:
-        return _run_started(executable, plan, slots, communicator, trace)
-    log = communicator.enter_call(call, plan.agreements, inputs)
+    return run_planned(executable, plan, slots, communicator, trace, call)
+
+
+def run_planned(
+    executable: Executable,
+    plan: Plan,
+    slots: Slots,
+    communicator: Communicator,
+    trace: Trace | None = None,
+    call: Call | None = None,
+) -> list[torch.Tensor]:
+    """As run_executable, of what `Executable.start` gave. The inputs are in the first slots."""
+    has_grad = executable.evaluates and torch.is_grad_enabled()
+    if has_grad:  # inputs have no grad, and only torch's operations would care
+        torch._C._set_grad_enabled(False)
+    log = None
     try:
-        return _run_started(executable, plan, slots, communicator, trace)
+        if plan.agreements:
+            inputs = slots[: len(executable.program.inputs)]
+            log = communicator.enter_call(call, plan.agreements, inputs)
+        if executable.drawing is not None:  # before anything is posted
+            executable.drawing.bind(slots, _draw(executable.drawing, communicator))
+        trace = _with_marks(trace)
+        if trace is None and not _takes_turns(executable, plan):
+            return run_directly(executable, plan, slots, communicator, log)
+        return _run_observed(executable, plan, slots, communicator, trace)
     finally:
-        log.leave()
+        if log is not None:
+            log.leave()
+        if has_grad:
+            torch._C._set_grad_enabled(True)
 
 
-def _run_started(
+def _takes_turns(executable: Executable, plan: Plan) -> bool:
+    """Whether streams are queues that the calling thread serves."""
+    return plan.order is not None and plan.communications > 0 and executable.device.type != "cuda"
+
+
+def _run_observed(
     executable: Executable,
     plan: Plan,
     slots: Slots,
     communicator: Communicator,
     trace: Trace | None,
 ) -> list[torch.Tensor]:
-    if executable.drawing is not None:  # before anything is posted
-        executable.drawing.bind(slots, _draw(executable.drawing, communicator))
-    trace = _with_marks(trace)
-    if not executable.evaluates:  # inputs have no grad, and only torch's operations would care
-        return _run(executable, plan, slots, communicator, trace)
-    with torch.no_grad():
-        return _run(executable, plan, slots, communicator, trace)
-
-
-def _run(
-    executable: Executable,
-    plan: Plan,
-    slots: Slots,
-    communicator: Communicator,
-    trace: Trace | None,
-) -> list[torch.Tensor]:
-    is_on_cuda = executable.device.type == "cuda"
-    if plan.order is not None and plan.communications and not is_on_cuda:
+    """With a trace, or in turns: what comes next is known only when it has come to that."""
+    if plan.order is not None and _takes_turns(executable, plan):
         return _run_in_turns(executable, plan, plan.order, slots, communicator, trace)
-    if trace is None:
-        return run_directly(executable, plan, slots, communicator)
     program = run_plan(executable, plan, slots, trace)
-    if plan.order is None or not is_on_cuda:
+    if plan.order is None or executable.device.type != "cuda":
         return _drive(program, communicator, plan.communications, trace)
     with BoundStreams(executable.device) as streams:
         return _drive(program, communicator, plan.communications, trace, streams.follow)

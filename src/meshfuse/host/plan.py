@@ -200,6 +200,7 @@ class Executable:
     __slots__ = (
         "_coordinates",
         "_demands",
+        "_empty",
         "_evaluate",
         "_names",
         "_origins",
@@ -240,6 +241,7 @@ class Executable:
         self.steps = tuple(steps)
         self.outputs = tuple(names.slots[o.buffer] for o in program.outputs if o.alias is None)
         self._names = names
+        self._empty = [None] * (len(names.slots) - len(program.inputs))
         self._prologue = tuple(prologue)
         self._symbols = tuple(symbols)
         self._tensors = tuple(i for i, n in enumerate(program.inputs) if n in program.buffers)
@@ -277,7 +279,7 @@ class Executable:
         `given`: global sizes that the caller knows, by symbol. Raises UserError for sizes that
         disagree, Unsupported for a size that nothing says on this rank.
         """
-        slots: Slots = [*inputs, *[None] * (len(self._names.slots) - len(inputs))]
+        slots = self.slots(inputs)
         if self._prologue:
             self._run_prologue(slots)
         key = tuple([slots[i].shape for i in self._tensors])
@@ -290,6 +292,18 @@ class Executable:
             plan = self._make_plan(slots, given or {})
             self._plans.put(key, plan)
         return plan, slots
+
+    def slots(self, inputs: Sequence[Argument]) -> Slots:
+        """The slots of a call, before anything has run."""
+        return [*inputs, *self._empty]
+
+    def only_plan(
+        self, inputs: Sequence[Argument], given: Mapping[str, int] | None = None
+    ) -> Plan | None:
+        """The plan for inputs of these shapes, if it is one whatever the numbers among them."""
+        if self.is_outside or self._prologue or self._scalars:
+            return None
+        return self.start(inputs, given)[0]
 
     def sizes_of_inputs(self, inputs: Sequence[Argument]) -> dict[str, tuple[SizeOf, int]]:
         """The global sizes that this rank's inputs say, if blocks are equal, and where."""
@@ -313,7 +327,7 @@ class Executable:
     ) -> dict[str, int]:
         """What every symbol stands for in a call with these inputs, this rank's coordinates among
         them. Raises as `start`."""
-        slots: Slots = [*inputs, *[None] * (len(self._names.slots) - len(inputs))]
+        slots = self.slots(inputs)
         if self._prologue:
             self._run_prologue(slots)
         return self._bind_symbols(slots, given or {})

@@ -51,7 +51,6 @@ class Peers:
 
     log: list[str] = field(default_factory=list[str])
     lost: bool = False
-    standing: object = "a world"
     group: None = None
 
     def rank(self) -> int:

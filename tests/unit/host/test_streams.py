@@ -279,7 +279,6 @@ class Transport:
     posts_again: bool = False
     fails_at: int | None = None
     log: list[str] = field(default_factory=list[str])
-    standing: object = "a world"
 
     def post(self, request: CollectiveRequest) -> Transfer:
         self.log.append(f"post {request.number}")
@@ -392,6 +391,7 @@ class Cuda:
         monkeypatch.setattr(torch.cuda, "Event", make_event)
         monkeypatch.setattr(cuda_streams, "Streams", lambda _: self)
         monkeypatch.setattr(cuda_streams, "set_stream", self.set_stream)
+        monkeypatch.setattr(cuda_streams, "is_capturing", lambda _: False)
         monkeypatch.setattr(torch.cuda, "device", CudaGuard)
 
     def current(self) -> CudaStream:
