@@ -162,6 +162,11 @@ def post_twice(program: HostProgram) -> Iterator[Planted]:
 # Memory.
 
 
+def names_of_memory(post: Communicate) -> tuple[tuple[TensorName, ...], ...]:
+    """Those of the memory that is read, and of that which is written."""
+    return ((post.src, post.out),) if post.in_place else ((post.src,), (post.out,))
+
+
 def allocation_removed(program: HostProgram) -> Iterator[Planted]:
     for place, node in enumerate(program.body):
         if isinstance(node, Allocate):
@@ -188,16 +193,19 @@ def freed_before_the_last_use(program: HostProgram) -> Iterator[Planted]:
 
 def freed_in_flight(program: HostProgram) -> Iterator[Planted]:
     """What the transfer reads, or what it writes, where nothing else shows that memory."""
-    shown: set[str] = {name for node in program.body for pair in views_made(node) for name in pair}
+    others = [node for node in program.body if not isinstance(node, Communicate)]
+    shown: set[str] = {name for node in others for pair in views_made(node) for name in pair}
     shown.update(program.inputs)
     for _, post in _posts(program):
-        for name in (post.src, post.out):
-            if name not in shown:
-                body = _unfreed(program.body, name)
+        for names in names_of_memory(post):
+            if shown.isdisjoint(names):
+                body: Body = program.body
+                for name in names:
+                    body = _unfreed(body, name)
                 place = body.index(post)
-                early = _inserted(body, place + 1, Free((name,)))
+                early = _inserted(body, place + 1, Free(names))
                 kind = FaultKind.free_in_flight
-                yield Planted(kind, _with(program, early), name, post.number)
+                yield Planted(kind, _with(program, early), names[-1], post.number)
 
 
 def freed_twice(program: HostProgram) -> Iterator[Planted]:
@@ -271,11 +279,22 @@ def update_placed_elsewhere(program: HostProgram) -> Iterator[Planted]:
 
 def viewed_memory_overwritten(program: HostProgram) -> Iterator[Planted]:
     for place, node in enumerate(program.body):
+        if isinstance(node, Communicate):
+            continue  # what is summed in place is written on purpose
         for view, source in views_made(node):
             rest = program.body[place + 1 :]
             if any(_reads(later, view) for later in rest):
                 body = _inserted(program.body, place + 1, _overwrite(source))
                 yield Planted(FaultKind.overwritten_read, _with(program, body), view)
+
+
+def terms_read_once_they_are_summed(program: HostProgram) -> Iterator[Planted]:
+    """What a sum in place was made of."""
+    for _, post in _posts(program):
+        if post.in_place:
+            read = Evaluate(post.out, (Set(post.out, post.src),))
+            body = _inserted(program.body, _wait_of(program, post.number) + 1, read)
+            yield Planted(FaultKind.overwritten_read, _with(program, body), post.src)
 
 
 # Ranks.
@@ -420,6 +439,7 @@ PLANTERS: Mapping[str, Planter] = {
         update_dropped,
         update_placed_elsewhere,
         viewed_memory_overwritten,
+        terms_read_once_they_are_summed,
         rank_skips_a_post,
         rank_swaps_two_posts,
         ranks_swap_posts_of_two_teams,

@@ -32,7 +32,7 @@ from meshfuse.host.nodes import (
 )
 from meshfuse.host.uses import names_needed, names_written
 from meshfuse.ir.axes import TensorName
-from planted_faults import ranks_of
+from planted_faults import names_of_memory, ranks_of
 
 Kind = FaultKind
 Path = tuple[int, ...]
@@ -382,19 +382,21 @@ def freed_in_flight(program: HostProgram) -> Iterator[PlantedInLoop]:
     for path, post in _posts(program):
         body = body_at(program.body, path)
         made = {node.buffer for node in body if isinstance(node, Allocate)}
-        if post.makes_result and post.into is None:
+        if post.is_transfer and post.into is None:
             made.add(post.out)
-        for name in (name for name in (post.src, post.out) if name in made):
-            early = [*body[: path[-1] + 1], Free((name,)), *_unfreed(body[path[-1] + 1 :], name)]
+        for names in names_of_memory(post):
+            if made.isdisjoint(names):
+                continue
+            early = [*body[: path[-1] + 1], Free(names), *_unfreed(body[path[-1] + 1 :], names)]
             kinds = frozenset({Kind.free_in_flight})
             yield PlantedInLoop(kinds, _with_body_around(program, path, early))
 
 
-def _unfreed(body: Body, name: TensorName) -> Iterator[Node]:
+def _unfreed(body: Body, names: Sequence[TensorName]) -> Iterator[Node]:
     for node in body:
         if not isinstance(node, Free):
             yield node
-        elif kept := tuple(buffer for buffer in node.buffers if buffer != name):
+        elif kept := tuple(buffer for buffer in node.buffers if buffer not in names):
             yield Free(kept)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
@@ -136,7 +136,7 @@ class SimulatedTransport:
         self._outstanding: dict[tuple[int, int], _Round] = {}
 
     def post(self, rank: int, request: CollectiveRequest) -> None:
-        """Start `rank`'s part. Poisons `out`, unless the collective runs in place.
+        """Start `rank`'s part. Poisons `out`, unless that is what it has and keeps.
 
         Raises CommunicationError if another rank's collective in this place differs,
         InvariantError for a number posted again before its wait.
@@ -151,9 +151,12 @@ class SimulatedTransport:
         current.requests[rank] = request
         current.checksums[rank] = None if in_place else _checksum(request.src)
         self._outstanding[rank, request.number] = current
-        if not in_place:
+        wire = request.wire()
+        if in_place and request.transfer is None:
+            wire = replace(wire, send=wire.send.clone())
+        if not in_place or request.transfer is None:
             _poison(request.out)
-        current.wires[rank] = request.wire()
+        current.wires[rank] = wire
 
     def missing(self, rank: int, number: int) -> tuple[int, ...]:
         """The ranks whose post `rank` must still wait for; empty: the wait succeeds."""

@@ -50,7 +50,7 @@ def _arriving(
         match node:
             case OnStream():
                 yield replace(node, body=tuple(_arriving(node.body, totals, buffers)))
-            case Communicate() if node.makes_result and node.out in totals:
+            case Communicate() if node.is_transfer and node.out in totals:
                 total = totals[node.out]
                 yield replace(node, into=total.into, sum_over=total.sum_over)
             case _:
@@ -65,7 +65,7 @@ def _totals(loop: ForLoop, buffers: Mapping[TensorName, HostBuffer]) -> dict[Ten
         match node:
             case Evaluate(into, (Set(_, term),), index) if into is not None and index == loop.index:
                 readers = [other for other in nodes if term in _read(other)]
-                if readers == [node] and _lie_alike(buffers[term], buffers[into]):
+                if readers == [node] and buffers[term].lies_like(buffers[into]):
                     found[term] = node
             case _:
                 pass
@@ -74,12 +74,3 @@ def _totals(loop: ForLoop, buffers: Mapping[TensorName, HostBuffer]) -> dict[Ten
 
 def _read(node: Node) -> Sequence[str]:
     return names_needed(node) if isinstance(node, Evaluate | Communicate | ForLoop) else ()
-
-
-def _lie_alike(term: HostBuffer, total: HostBuffer) -> bool:
-    """Whether one may be in place of the other, as a piece of memory."""
-    return not total.gaps and (term.dtype, term.shape, term.memory_order) == (
-        total.dtype,
-        total.shape,
-        total.memory_order,
-    )

@@ -40,7 +40,7 @@ def with_early_posts(body: Sequence[Node], kernels: Mapping[KernelName, Kernel])
         if not isinstance(node, Communicate):
             placed.append(node)
             continue
-        moved: list[Node] = [node] if node.makes_result else [placed.pop(), node]
+        moved: list[Node] = [node] if node.is_transfer else [placed.pop(), node]
         place = len(placed)
         while place > 0 and not _must_precede(placed[place - 1], node, kernels):
             place -= 1

@@ -9,6 +9,7 @@ from meshfuse.base.options import NO_OPTIONS, Options
 from meshfuse.expr import IntExpr, free_symbols
 from meshfuse.facts.facts import Facts, facts_of
 from meshfuse.host.first_terms import with_first_terms
+from meshfuse.host.in_place import with_reductions_in_place
 from meshfuse.host.lifetimes import with_early_posts, with_frees, with_waits
 from meshfuse.host.lower_segments import MADE, LoweredKernel, lower_segments
 from meshfuse.host.nodes import (
@@ -63,9 +64,10 @@ def lower_to_host(
     body = [*_scalar_sizes(program), *lower_segments(segmented, facts, kernels, options)]
     outputs, copies = _lower_outputs(program, facts)
     launched = {KernelName(found.kernel.name): found.kernel for found in kernels.values()}
-    body = list(with_waits([*with_early_posts(body, launched), *copies]))
     kept = {output.buffer for output in outputs} | set(fusion.inputs) | set(fusion.scalars)
-    buffers = _buffers(program, body)
+    buffers = _buffers(program, [*body, *copies])
+    body = [*with_early_posts(body, launched), *copies]
+    body = list(with_waits(with_reductions_in_place(body, buffers, kept)))
     whole = segmented.whole
     symbols = size_symbols(whole)
     coordinates = _coordinates(program, buffers, body)

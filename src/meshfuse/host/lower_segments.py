@@ -30,6 +30,7 @@ from meshfuse.host.nodes import (
     Pick,
     View,
 )
+from meshfuse.host.uses import WRITERS
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.comm import (
     AllGather,
@@ -42,7 +43,7 @@ from meshfuse.ir.comm import (
     ReduceScatter,
 )
 from meshfuse.ir.mesh import DeviceMesh
-from meshfuse.ir.ops import Cast, Expr, Linear, MatMul, Pointwise, Reduction, Set
+from meshfuse.ir.ops import Expr, Set
 from meshfuse.ir.printer import print_expr
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import map_names
@@ -228,7 +229,7 @@ def _take_writers(
         (out,), term = outs, TensorName(str(expr.ins[1]))
         is_made_here = waiting and waiting[-1].outs == (term,)
         return {out: waiting.pop() if is_made_here else Set(out, term)}
-    if isinstance(expr, Cast | Linear | MatMul | Pointwise | Reduction | Set):
+    if isinstance(expr, WRITERS):
         return {outs[0]: expr}
     made = {out: TensorName(f"{out}{MADE}") for out in outs}
     waiting.append(map_names(expr, dict(made.items())))

@@ -122,7 +122,9 @@ class _Use:
             case Evaluate(into, body):
                 for expr in body if into is None else ():
                     self.evaluate(expr, dense)
-            case Communicate(out, _, src) if node.makes_result:
+            case Communicate(out, _, src) if node.in_place:
+                self.show(out, src)
+            case Communicate(out, _, src) if node.is_transfer:
                 if self.is_own(node):
                     self.show(out, src)
                 else:

@@ -69,6 +69,14 @@ class HostBuffer:
         """The global sizes."""
         return self.whole or self.shape
 
+    def lies_like(self, other: HostBuffer) -> bool:
+        """Whether one may be in place of the other, as a piece of memory without gaps."""
+        return not (self.gaps or other.gaps) and (self.dtype, self.shape, self.memory_order) == (
+            other.dtype,
+            other.shape,
+            other.memory_order,
+        )
+
     def is_on(self, rank: int) -> bool:
         """Whether `rank` holds a part."""
         return self.mesh is None or rank in self.mesh.places
@@ -145,6 +153,9 @@ class Communicate:
     has in `src`; or `src` is for the rank there, and `out` what another had for this one. Where
     that is the rank itself, nothing moves and `out` is `src`. With `into` it is the first term of a
     sum there over the loop `sum_over`: in the first iteration `out` is that buffer.
+
+    With `in_place` an all-reduce makes `out`, too: it is the memory of `src`, which nobody reads
+    from here on.
     """
 
     out: Out[TensorName]
@@ -162,11 +173,17 @@ class Communicate:
     owner: IntExpr | None = None
     into: TensorName | None = None
     sum_over: IndexName | None = None
+    in_place: bool = False
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether it is a fetch or a delivery: which memory `out` is depends on the rank."""
+        return self.owner is not None
 
     @property
     def makes_result(self) -> bool:
-        """Whether `out` begins to exist here: which memory it is depends on the rank."""
-        return self.owner is not None
+        """Whether `out` begins to exist here."""
+        return self.is_transfer or self.in_place
 
     def is_first_term(self, indices: Mapping[str, int]) -> bool:
         """Whether `out` is the buffer `into`, in the iteration that the indices say."""

@@ -132,7 +132,7 @@ def _posting(
     if is_own(node, rank, sizes):
         sent = Transmission(0, 0.0)
     label = label_of(node, segments)
-    return Posting(number, label, sent.seconds, sent.bytes, in_order=not node.makes_result)
+    return Posting(number, label, sent.seconds, sent.bytes, in_order=not node.is_transfer)
 
 
 def is_own(node: Communicate, rank: int, sizes: Sizes) -> bool:

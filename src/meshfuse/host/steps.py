@@ -413,12 +413,18 @@ class PostStep(Step):
     traced: Traced | None
     extents: tuple[IntExpr, ...]
     stride: int
+    in_place: bool
 
     def bind(self, sizes: Sizes) -> Action:
         return self._asked(sizes).post
 
     def expand(self, sizes: Sizes) -> Iterator[Bound]:
+        if self.in_place:
+            yield Bound(self._name_result)
         yield Bound.asking(self._asked(sizes), self.traced)
+
+    def _name_result(self, slots: Slots) -> None:
+        slots[self.out] = slots[self.src]
 
     def _asked(self, sizes: Sizes) -> PostCollective:
         number = self.collective.number + sizes.iteration * self.stride
@@ -428,7 +434,7 @@ class PostStep(Step):
 
 @bind_step.register
 def _(node: Communicate, binding: Binding) -> Step:
-    if node.makes_result:
+    if node.is_transfer:
         return _bind_transfer(node, binding)
     executor = CommunicationExecutor(binding.ids)
     buffers = binding.program.buffers
@@ -437,7 +443,7 @@ def _(node: Communicate, binding: Binding) -> Step:
     src, out = binding.slots([node.src, node.out])
     traced = Traced(executor.work, (src,), (out,), posts=True)
     extents, stride = collective.all_extents, binding.communications
-    return PostStep(collective, src, out, binding.device, traced, extents, stride)
+    return PostStep(collective, src, out, binding.device, traced, extents, stride, node.in_place)
 
 
 def _bind_transfer(node: Communicate, binding: Binding) -> Step:

@@ -54,7 +54,7 @@ def traffic_of(program: HostProgram, sizes: Mapping[str, int]) -> tuple[Traffic,
 def _traffic(
     node: Communicate, src: HostBuffer, out: HostBuffer, sizes: Mapping[str, int]
 ) -> Traffic:
-    if node.makes_result and node.mesh_axis is not None:
+    if node.is_transfer and node.mesh_axis is not None:
         brought = _brought_by_peers(node, node.mesh_axis, out, sizes)
         busy: Counter[int | None] = Counter()
         for owner, elements in brought:

@@ -24,12 +24,28 @@ from meshfuse.host.nodes import (
     WaitEvent,
 )
 from meshfuse.ir.axes import ScalarName, TensorName
-from meshfuse.ir.ops import Broadcast, Cast, Expand, Expr, Permute, Reshape, Squeeze
+from meshfuse.ir.ops import (
+    Broadcast,
+    Cast,
+    Expand,
+    Expr,
+    Linear,
+    MatMul,
+    Permute,
+    Pointwise,
+    Reduction,
+    Reshape,
+    Set,
+    Squeeze,
+)
 from meshfuse.ir.terms import Terms
 from meshfuse.kernel.nodes import Kernel
 
 MAY_SHARE: Final = (Broadcast, Cast, Expand, Permute, Reshape, Squeeze, Terms)
 """Expressions whose result torch may make as a view of the operand."""
+
+WRITERS: Final = (Cast, Linear, MatMul, Pointwise, Reduction, Set)
+"""Expressions that torch computes into memory that exists."""
 
 
 def names_defined(node: Node) -> tuple[TensorName | ScalarName, ...]:
@@ -61,6 +77,8 @@ def names_written(
         case Launch(kernel, buffers):
             flags = [buffer.written for buffer in kernels[kernel].buffers]
             return tuple(name for name, out in zip(buffers, flags, strict=True) if out)
+        case Communicate(out, _, src) if node.in_place:
+            return (out, src)
         case Communicate(out) | Pick(out):
             return (out,)
         case Evaluate(into) if into is not None:
@@ -98,6 +116,8 @@ def views_made(node: Node) -> tuple[tuple[TensorName, TensorName], ...]:
     Not what is fetched and delivered, though it may be the rank's own: nothing is written to it.
     """
     match node:
+        case Communicate(out, _, src) if node.in_place:
+            return ((out, src),)
         case View(out, src) | Chunk(out, src):
             return ((out, src),)
         case Evaluate(into, body):

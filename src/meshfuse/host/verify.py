@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from meshfuse.base.errors import InvariantError
 from meshfuse.host.nodes import (
     Allocate,
+    Collective,
     Communicate,
     Evaluate,
     ForLoop,
@@ -132,15 +133,18 @@ def _check_communication(
     node: Node, pending: dict[int, Communicate], numbers: Collection[int]
 ) -> None:
     """Numbers are used once, and buffers under way are left alone until the Wait."""
-    if isinstance(node, Communicate) and node.number in numbers:
-        raise InvariantError(f"{print_node(node)}: number {node.number} stands twice")
+    if isinstance(node, Communicate):
+        if node.number in numbers:
+            raise InvariantError(f"{print_node(node)}: number {node.number} stands twice")
+        if node.in_place and node.collective is not Collective.all_reduce:
+            raise InvariantError(f"{print_node(node)}: only an all-reduce runs in place")
     if isinstance(node, Wait) and node.number not in pending:
         raise InvariantError(f"{print_node(node)}: no collective of this number is under way")
     if isinstance(node, Wait | Allocate):
         return
     for posted in pending.values():
         busy = {posted.out}
-        if isinstance(node, Free):
+        if isinstance(node, Free) or posted.in_place:
             busy.add(posted.src)
         if isinstance(node, Evaluate) and node.into == posted.src:
             busy.add(posted.src)

@@ -12,7 +12,7 @@ is freed when that stream knows all uses to be over, whichever stream is current
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from typing_extensions import assert_never
@@ -225,6 +225,8 @@ class VirtualDevice:
             self._check_write(node.out, result)
         transfer = self._time.begin(node.number)
         source.memory.read(source.region, transfer.moment)
+        if node.in_place:  # a name for what was there
+            self._held[node.src] = replace(source, writes=source.memory.writes)
         if moves:
             self._record_write(result, transfer.moment)
         self._posts[node.number] = (self._place or 0, node)
@@ -238,7 +240,9 @@ class VirtualDevice:
         return evaluate(node.owner, self._values) == place
 
     def _make_result(self, node: Communicate) -> None:
-        if self._is_own(node):
+        if node.in_place:
+            held = replace(self._look_up(node.src), writes=0)
+        elif self._is_own(node):
             held = self._look_up(node.src)
         elif node.into is not None:
             held = self._look_up(node.into)

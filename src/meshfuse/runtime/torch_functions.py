@@ -29,7 +29,7 @@ def divide(x: torch.Tensor, y: torch.Tensor, *, out: Out = None) -> torch.Tensor
 def relu(x: torch.Tensor, *, out: Out = None) -> torch.Tensor:
     """torch refuses bool; a kernel takes it, and nothing there is below false."""
     if x.dtype == torch.bool:
-        return x if out is None else out.copy_(x)
+        return x.clone() if out is None else out.copy_(x)
     return torch.relu(x) if out is None else torch.clamp_min(x, 0, out=out)
 
 

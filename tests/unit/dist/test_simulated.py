@@ -130,7 +130,7 @@ def test_transport_delivers_at_each_wait() -> None:
     assert transport.unfinished() == ()
 
 
-def test_transport_poisons_integers_and_leaves_what_runs_in_place() -> None:
+def test_transport_poisons_integers_and_what_runs_in_place() -> None:
     transport = SimulatedTransport()
     whole = request("all_reduce", torch.ones(2).int(), torch.empty(2).int(), "sum", team=(0, 1))
     transport.post(0, whole)
@@ -138,6 +138,7 @@ def test_transport_poisons_integers_and_leaves_what_runs_in_place() -> None:
     buffers = [torch.tensor([1.0]), torch.tensor([2.0])]
     for rank, buffer in enumerate(buffers):
         transport.post(rank, request("all_reduce", buffer, buffer, "sum", number=1, team=(1, 0)))
+        assert buffer.isnan().all()
     for rank in range(2):
         transport.wait(rank, 1)
     assert buffers == [torch.tensor([3.0]), torch.tensor([3.0])]

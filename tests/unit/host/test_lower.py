@@ -8,20 +8,12 @@ import pytest
 import torch
 
 from golden_text import GoldenCheck
-from meshfuse.base.dtypes import DataType
+from host_bodies import A, B, C, D, E, F, allocate, copy, program_of, reduce
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.text import TextError
-from meshfuse.expr import const
-from meshfuse.facts.sharding import Digit, Sharding
 from meshfuse.host.lifetimes import with_early_posts, with_frees, with_waits
 from meshfuse.host.nodes import (
-    Allocate,
-    Collective,
-    Communicate,
-    Evaluate,
     Free,
-    HostBuffer,
-    HostOutput,
     HostProgram,
     KernelName,
     Launch,
@@ -32,16 +24,10 @@ from meshfuse.host.parser import parse_host_program
 from meshfuse.host.printer import print_host_program, print_node
 from meshfuse.host.verify import verify_host_program
 from meshfuse.ir.axes import TensorName
-from meshfuse.ir.mesh import ParallelType, make_mesh
-from meshfuse.ir.ops import Set
 from meshfuse.ir.program import Program
-from meshfuse.ir.schedule import MemoryType
 from meshfuse.pipeline import compile
 from meshfuse.runtime.arguments import signature_of
 from small_programs import in_place_update, norm_linear, sequence_parallel_mlp
-
-A, B, C, D, E, F = (TensorName(f"T{i}") for i in range(6))
-MESH = make_mesh(range(2))
 
 
 def host_program(program: Program, inputs: list[torch.Tensor], *, kernels: bool) -> HostProgram:
@@ -85,34 +71,6 @@ def test_text_that_is_no_host_program() -> None:
 
 
 # The verifier, on bodies over buffers T0 (an input), T1 and T2.
-
-
-def program_of(*body: Node) -> HostProgram:
-    whole = Sharding(MESH, ((Digit(const(4)),),))
-    buffers = {n: HostBuffer(n, DataType.Float, (const(4),), sharding=whole) for n in (A, B, C)}
-    return HostProgram((A,), (HostOutput(B),), {}, (), (), buffers, {}, body)
-
-
-def allocate(buffer: TensorName) -> Allocate:
-    return Allocate(buffer, MemoryType.global_, const(16))
-
-
-def reduce(out: TensorName, src: TensorName, number: int) -> Communicate:
-    return Communicate(
-        out,
-        Collective.all_reduce,
-        src,
-        number,
-        MESH,
-        ParallelType.mesh_x,
-        const(16),
-        "a test",
-        "sum",
-    )
-
-
-def copy(out: TensorName, src: TensorName, into: TensorName | None = None) -> Evaluate:
-    return Evaluate(into, (Set(out, src),))
 
 
 def test_sound_programs_pass() -> None:
