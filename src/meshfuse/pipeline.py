@@ -24,7 +24,7 @@ from meshfuse.facts.views import is_in_place
 from meshfuse.host.check import require_sound
 from meshfuse.host.dispatch import executor_class
 from meshfuse.host.loops import chunk_program, form_loops
-from meshfuse.host.lower import lower_to_host
+from meshfuse.host.lower import HostLowering, lower_to_host
 from meshfuse.host.lower_segments import LoweredKernel
 from meshfuse.host.nodes import HostProgram, KernelName
 from meshfuse.host.one_segment import lower_scheduled
@@ -64,11 +64,15 @@ class Compilation:
     `scheduled` has the local program of each kernel with the loops that were lowered.
     """
 
-    host: HostProgram
+    lowering: HostLowering
     sources: Mapping[KernelName, KernelSource]
     segmented: SegmentedProgram
     notes: tuple[Note, ...]
     scheduled: Mapping[KernelName, Program]
+
+    @property
+    def host(self) -> HostProgram:
+        return self.lowering.program
 
     @property
     def schedulers(self) -> dict[KernelName, str]:
@@ -109,8 +113,8 @@ def outline_program(
         for part in segmented.segments
         if executor_class(part.scheduler) is KernelExecutor
     }
-    host = _verified(lower_to_host(segmented, kernels, options), options)
-    return Compilation(host, {}, segmented, notes, {})
+    lowering = _verified(lower_to_host(segmented, kernels, options), options)
+    return Compilation(lowering, {}, segmented, notes, {})
 
 
 def forms_of(
@@ -161,16 +165,16 @@ def _compile_segments(
         loops[KernelName(part.name)] = scheduled
         lowered[part.name] = kernel
         sources[KernelName(part.name)] = print_cpp(kernel.kernel)
-    host = _verified(lower_to_host(segmented, lowered, options), options)
-    return Compilation(host, sources, segmented, notes, loops)
+    lowering = _verified(lower_to_host(segmented, lowered, options), options)
+    return Compilation(lowering, sources, segmented, notes, loops)
 
 
-def _verified(host: HostProgram, options: Options) -> HostProgram:
-    """The program itself. Raises InvariantError for one that no stage may make."""
-    verify_host_program(host)
+def _verified(lowering: HostLowering, options: Options) -> HostLowering:
+    """The lowering itself. Raises InvariantError for a program that no stage may make."""
+    verify_host_program(lowering.program)
     if options.is_enabled("check_host_program"):
-        require_sound(host)
-    return host
+        require_sound(lowering.program)
+    return lowering
 
 
 def prepare_for_schedule(program: Program) -> Program:
@@ -200,12 +204,12 @@ def compile_scheduled(
     segmented = SegmentedProgram(program, (part,))
     if not kernels:
         notes = (_op_by_op(part, "there is no compiler for this device"),)
-        host = _verified(lower_to_host(segmented, {}), options)
-        return Compilation(host, {}, segmented, notes, {})
+        lowering = _verified(lower_to_host(segmented, {}), options)
+        return Compilation(lowering, {}, segmented, notes, {})
     lowered = lower_scheduled(program, part.name, signature)
-    host = _verified(lower_to_host(segmented, {part.name: lowered}), options)
-    name = KernelName(part.name)
-    return Compilation(host, {name: print_cpp(lowered.kernel)}, segmented, (), {name: program})
+    lowering = _verified(lower_to_host(segmented, {part.name: lowered}), options)
+    sources = {KernelName(part.name): print_cpp(lowered.kernel)}
+    return Compilation(lowering, sources, segmented, (), {KernelName(part.name): program})
 
 
 def _lower_segment(

@@ -8,7 +8,8 @@ from dataclasses import replace
 from meshfuse.base.options import Options
 from meshfuse.codegen.cpp import PRELUDE
 from meshfuse.codegen.source import KernelSource
-from meshfuse.host.printer import print_host_program
+from meshfuse.host.nodes import Node
+from meshfuse.host.printer import print_host_program, print_node
 from meshfuse.ir.printer import print_program
 from meshfuse.ir.program import Program
 from meshfuse.kernel.printer import print_kernel
@@ -72,6 +73,17 @@ def _host_program(program: Program, compilation: Compilation) -> str:
     return print_host_program(replace(compilation.host, kernels={}))
 
 
+def _host_lowering(program: Program, compilation: Compilation) -> str:
+    """The nodes behind each step that changed any."""
+    parts: list[str] = []
+    before: tuple[Node, ...] | None = None
+    for step in compilation.lowering.steps:
+        if step.body != before:
+            parts += [f"{step.name}:", *map(print_node, step.body), ""]
+        before = step.body
+    return "\n".join(parts)
+
+
 def _notes(program: Program, compilation: Compilation) -> str:
     return "\n".join(map(str, compilation.notes))
 
@@ -95,6 +107,7 @@ DUMPS: dict[str, Dump] = {
     "kernel_ir": _kernels,
     "cuda_kernel": _sources,
     "cuda_full": _whole_sources,
+    "host_ir_lowering": _host_lowering,
     "host_ir": _host_program,
 }
 """The dump options that mean something here, in the order of compiling; `communication` comes last.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import final
 
+from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import NO_OPTIONS, Options
 from meshfuse.expr import IntExpr, free_symbols
 from meshfuse.facts.facts import Facts, facts_of
@@ -48,11 +50,29 @@ _SAVED = ".saved"
 """Suffix of the copy of a tensor whose memory an update in place overwrites."""
 
 
+@final
+@frozen_dataclass
+class HostStep:
+    """A step of the lowering, and the nodes that there were behind it."""
+
+    name: str
+    body: tuple[Node, ...]
+
+
+@final
+@frozen_dataclass
+class HostLowering:
+    """A host program, and the steps that led to it, in order."""
+
+    program: HostProgram
+    steps: tuple[HostStep, ...]
+
+
 def lower_to_host(
     segmented: SegmentedProgram,
     kernels: Mapping[str, LoweredKernel],
     options: Options = NO_OPTIONS,
-) -> HostProgram:
+) -> HostLowering:
     """The host program of a segmented program.
 
     `kernels` are by segment name; a segment that is no communication and has none is evaluated op
@@ -61,13 +81,12 @@ def lower_to_host(
     """
     program = segmented.program
     facts, fusion = facts_of(program), program.fusion
-    body = [*_scalar_sizes(program), *lower_segments(segmented, facts, kernels, options)]
     outputs, copies = _lower_outputs(program, facts)
+    lowered = lower_segments(segmented, facts, kernels, options)
+    body = [*_scalar_sizes(program), *lowered, *copies]
     launched = {KernelName(found.kernel.name): found.kernel for found in kernels.values()}
     kept = {output.buffer for output in outputs} | set(fusion.inputs) | set(fusion.scalars)
-    buffers = _buffers(program, [*body, *copies])
-    body = [*with_early_posts(body, launched), *copies]
-    body = list(with_waits(with_reductions_in_place(body, buffers, kept)))
+    buffers = _buffers(program, body)
     whole = segmented.whole
     symbols = size_symbols(whole)
     coordinates = _coordinates(program, buffers, body)
@@ -75,9 +94,16 @@ def lower_to_host(
     given += [node.index for node in all_nodes(body) if isinstance(node, ForLoop)]
     given += list(fusion.scalars)
     check_symbols(buffers.values(), given)
-    body = list(with_frees(body, kept))
-    on_streams = with_streams(body, options.number_of_streams, launched, given)
-    return HostProgram(
+    passes: dict[str, Callable[[Sequence[Node]], Iterable[Node]]] = {
+        "early_posts": lambda body: with_early_posts(body, launched),
+        "reductions_in_place": lambda body: with_reductions_in_place(body, buffers, kept),
+        "waits": with_waits,
+        "frees": lambda body: with_frees(body, kept),
+        "streams": lambda body: with_streams(body, options.number_of_streams, launched, given),
+        "first_terms": lambda body: with_first_terms(body, buffers),
+    }
+    steps = _in_steps(body, passes)
+    host = HostProgram(
         inputs=fusion.inputs,
         outputs=outputs,
         scalars={name: value.dtype for name, value in fusion.scalars.items()},
@@ -89,10 +115,21 @@ def lower_to_host(
         ),
         buffers=buffers,
         kernels=launched,
-        body=tuple(with_first_terms(on_streams, buffers)),
+        body=steps[-1].body,
         coordinates=tuple(coordinates),
         random=next((e for e in fusion.exprs if isinstance(e, RandomSource)), None),
     )
+    return HostLowering(host, steps)
+
+
+def _in_steps(
+    body: Sequence[Node], passes: Mapping[str, Callable[[Sequence[Node]], Iterable[Node]]]
+) -> tuple[HostStep, ...]:
+    """What segments became, and what each pass made of it."""
+    steps = [HostStep("segments", tuple(body))]
+    for name, change in passes.items():
+        steps.append(HostStep(name, tuple(change(steps[-1].body))))
+    return tuple(steps)
 
 
 def _coordinates(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from golden_text import GoldenCheck
 from host_loops import chunks, define, dense
 from meshfuse import FusionDefinition, ParallelType
 from meshfuse.host.parser import parse_host_program
 from meshfuse.host.postings import postings_of
+from meshfuse.host.printer import print_node
 from meshfuse.multidevice import DeviceMesh, simulate
-from sharded_runs import integers
+from sharded_runs import integers, mesh_of, place
 
 X = ParallelType.mesh_x
 
@@ -87,3 +89,34 @@ def test_a_rank_shows_its_own_team() -> None:
     teams = [line.partition("ranks ")[2].partition(" (sum")[0] for [line] in shown[:4]]
     assert teams == ["(0, 2)", "(1, 3)", "(0, 2)", "(1, 3)"]
     assert shown[4] == []
+
+
+def test_the_lowering_is_shown_step_by_step(
+    golden: GoldenCheck, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those steps that change something: there is no loop here for streams."""
+    monkeypatch.setenv("MESHFUSE_DUMP", "host_ir_lowering")
+    with FusionDefinition() as fd:
+        x = dense(fd, 4, 6)
+        total = fd.ops.sum(x, [0])
+        fd.add_output(fd.ops.neg(x))
+        fd.add_output(total)
+        place(mesh_of(2), {0: X}, x)
+        place(mesh_of(2), {}, total)
+    simulate(fd, [integers(4, 6)])
+    text = sections(capsys.readouterr().out)["host_ir_lowering"]
+    golden("host_ir_lowering", text)
+    last = text.split(":\n")[-1]
+    assert last.splitlines() == [
+        line for node in fd.fec.host_program().body for line in print_node(node).splitlines()
+    ]
+
+
+def test_streams_are_a_step_of_the_lowering(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MESHFUSE_DUMP", "host_ir_lowering")
+    simulate(define(gathered_in_chunks), [integers(8, 4), integers(4, 5)])
+    before, _, behind = capsys.readouterr().out.partition("\nstreams:\n")
+    assert "for_loop(j0, 2)" in before and "on_stream" not in before
+    assert "on_stream(j0)" in behind

@@ -15,6 +15,7 @@ from meshfuse.base.errors import InvariantError
 from meshfuse.base.options import NO_OPTIONS, with_options
 from meshfuse.host.check import check_host_program, check_ranks
 from meshfuse.host.clocks import Timelines
+from meshfuse.host.lower import HostLowering
 from meshfuse.host.nodes import Free, HostProgram, Wait
 from meshfuse.host.verify import verify_host_program
 from meshfuse.ir.program import Program
@@ -215,7 +216,7 @@ def test_the_option_checks_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> 
     late = sorted(sound.body, key=lambda node: isinstance(node, Wait | Free))
     broken = replace(sound, body=tuple(late))
     monkeypatch.setattr(pipeline, "verify_host_program", verify_host_program)
-    monkeypatch.setattr(pipeline, "lower_to_host", lambda *_: broken)
+    monkeypatch.setattr(pipeline, "lower_to_host", lambda *_: HostLowering(broken, ()))
     program = sent_and_updated().fusion.recording.program
     inputs = signature_of([torch.empty(4, 3)])
     assert pipeline.compile(program, inputs, kernels=False).host is broken

@@ -29,8 +29,10 @@ from meshfuse.ir.ops import (
     Squeeze,
     Welford,
 )
+from meshfuse.ir.pointwise import SCALAR_FUNCTIONS, ResultRule
 from meshfuse.ir.program import Program
 from meshfuse.runtime.evaluate_ops import Environment, evaluate, evaluate_program
+from meshfuse.runtime.torch_functions import TORCH_FUNCTIONS
 from meshfuse.runtime.torch_types import from_torch_dtype
 
 OUT = TensorName("T9")
@@ -95,6 +97,20 @@ def test_arithmetic_of_16_bit_floats_is_done_in_float32(function: str) -> None:
 def test_relu_keeps_16_bits() -> None:
     x = EIGHT_BIT_STEPS.bfloat16()
     same(run(pointwise("relu", A), DataType.BFloat16, x), torch.relu(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+@pytest.mark.parametrize("function", SCALAR_FUNCTIONS)
+def test_scalar_functions_make_memory_of_their_own(function: str, dtype: torch.dtype) -> None:
+    """An all-reduce may overwrite it: what the operands had stays."""
+    row = SCALAR_FUNCTIONS[function]
+    is_refused = dtype == torch.bool and not row.takes_bool
+    is_converted = row.rule is ResultRule.floating and not dtype.is_floating_point
+    if is_refused or is_converted or row.rule is ResultRule.select:
+        pytest.skip("torch is not asked for this")
+    operands = [torch.ones(3, dtype=dtype) for _ in range(row.arity)]
+    made = TORCH_FUNCTIONS[function](*operands)
+    assert made.data_ptr() not in [operand.data_ptr() for operand in operands]
 
 
 def test_an_integer_tensor_with_a_float_scalar_gives_double() -> None:
