@@ -14,6 +14,7 @@ from meshfuse.host.first_terms import with_first_terms
 from meshfuse.host.in_place import with_reductions_in_place
 from meshfuse.host.lifetimes import with_early_posts, with_frees, with_waits
 from meshfuse.host.lower_segments import MADE, LoweredKernel, lower_segments
+from meshfuse.host.nests import with_nests
 from meshfuse.host.nodes import (
     Chunk,
     Communicate,
@@ -95,6 +96,7 @@ def lower_to_host(
     given += list(fusion.scalars)
     check_symbols(buffers.values(), given)
     passes: dict[str, Callable[[Sequence[Node]], Iterable[Node]]] = {
+        "nests": with_nests,
         "early_posts": lambda body: with_early_posts(body, launched),
         "reductions_in_place": lambda body: with_reductions_in_place(body, buffers, kept),
         "waits": with_waits,

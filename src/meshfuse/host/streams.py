@@ -14,9 +14,10 @@
 
 An iteration begins behind what the caller's stream did before the loop, and behind the one before
 it on its stream: there is the memory of one iteration for each stream. The caller's stream goes on
-behind the last iteration of each. What iterations add to is theirs one after the other. Where they
-compute before they have waited for anything, they begin to do so in order: a device that is busy
-with a later one could not send what the first has made.
+behind the last iteration of each. Of loops in one another, with nothing else in the outer one, all
+iterations of the inner one take turns. What iterations add to is theirs one after the other. Where
+they compute before they have waited for anything, they begin to do so in order: a device that is
+busy with a later one could not send what the first has made.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Final
+from typing import Final, final
 
-from meshfuse.expr import const, const_value, free_symbols, minimum, mod
+from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.expr import IntExpr, const, const_value, free_symbols, minimum, mod
 from meshfuse.facts.streams import loop_index
 from meshfuse.host.nodes import (
     Chunk,
@@ -67,20 +69,56 @@ def with_streams(
     events, names = count(), (f"j{k}" for k in count())
     free_names = (name for name in names if name not in taken)
     for node in body:
-        if not isinstance(node, ForLoop) or number_of_streams == 1 or const_value(node.count) == 1:
+        if not isinstance(node, ForLoop) or number_of_streams == 1:
+            yield node
+            continue
+        loop = _iterations_of(node)
+        if const_value(loop.count) == 1:
             yield node
             continue
         entry, end = next(events), next(events)
-        number = loop_index(node.index, node.count)
-        ordered = _with_sums_in_order(node, kernels, events)
-        ordered = _begun_in_order(node, ordered, events)
-        inside = (WaitEvent(entry, _ONCE), *ordered, Record(end, number))
+        ordered = _with_sums_in_order(loop, kernels, events)
+        ordered = _begun_in_order(loop, ordered, events)
+        inside = (WaitEvent(entry, _ONCE), *ordered, Record(end, loop.number))
         yield Record(entry, _ONCE)
-        yield replace(node, body=(OnStream(mod(number, number_of_streams), inside),))
-        yield _join(end, node, number_of_streams, next(free_names))
+        yield loop.around(OnStream(mod(loop.number, number_of_streams), inside))
+        yield _join(end, loop, number_of_streams, next(free_names))
 
 
-def _join(event: int, loop: ForLoop, number_of_streams: int, name: str) -> ForLoop:
+@final
+@frozen_dataclass
+class _Iterations:
+    """Those of loops that stand in one another, of which the innermost has `body`, in one row: how
+    many there are, and the number of one."""
+
+    loops: tuple[ForLoop, ...]
+    count: IntExpr
+    number: IntExpr
+    body: tuple[Node, ...]
+
+    @property
+    def indices(self) -> frozenset[str]:
+        return frozenset(loop.index for loop in self.loops)
+
+    def around(self, node: Node) -> ForLoop:
+        """The loops with a node for the body."""
+        *outer, innermost = self.loops
+        placed = replace(innermost, body=(node,))
+        for loop in reversed(outer):
+            placed = replace(loop, body=(placed,))
+        return placed
+
+
+def _iterations_of(loop: ForLoop) -> _Iterations:
+    loops, count, number = [loop], loop.count, loop_index(loop.index, loop.count)
+    while isinstance(inner := loops[-1].body[0], ForLoop) and len(loops[-1].body) == 1:
+        loops.append(inner)
+        number = number * inner.count + loop_index(inner.index, inner.count)
+        count = count * inner.count
+    return _Iterations(tuple(loops), count, number, loops[-1].body)
+
+
+def _join(event: int, loop: _Iterations, number_of_streams: int, name: str) -> ForLoop:
     """The caller's stream waits for the last iteration on each."""
     last = minimum(number_of_streams, loop.count)
     wait = WaitEvent(event, loop.count - 1 - loop_index(name, last))
@@ -88,10 +126,10 @@ def _join(event: int, loop: ForLoop, number_of_streams: int, name: str) -> ForLo
 
 
 def _with_sums_in_order(
-    loop: ForLoop, kernels: Mapping[KernelName, Kernel], events: Iterator[int]
+    loop: _Iterations, kernels: Mapping[KernelName, Kernel], events: Iterator[int]
 ) -> list[Node]:
     """The body, where iterations that write the same memory do so one after the other."""
-    number = loop_index(loop.index, loop.count)
+    number = loop.number
     before: dict[int, list[Node]] = {}
     behind: dict[int, list[Node]] = {}
     touched = [_memory_touched(loop, node) for node in loop.body]
@@ -106,21 +144,21 @@ def _with_sums_in_order(
     return ordered
 
 
-def _begun_in_order(loop: ForLoop, body: Sequence[Node], events: Iterator[int]) -> list[Node]:
+def _begun_in_order(loop: _Iterations, body: Sequence[Node], events: Iterator[int]) -> list[Node]:
     """The body, whose first computation is not issued to the device before that of the iteration
     before; as it is where transfers say when each may begin."""
     place = next((k for k, node in enumerate(body) if isinstance(node, Evaluate | Launch)), None)
     posts = any(isinstance(node, Communicate) for node in all_nodes(body))
     if place is None or not posts or any(isinstance(node, Wait) for node in body[:place]):
         return list(body)
-    number, event = loop_index(loop.index, loop.count), next(events)
+    number, event = loop.number, next(events)
     return [*body[:place], WaitEvent(event, number - 1), Record(event, number), *body[place:]]
 
 
-def _written_together(loop: ForLoop, kernels: Mapping[KernelName, Kernel]) -> list[Name]:
+def _written_together(loop: _Iterations, kernels: Mapping[KernelName, Kernel]) -> list[Name]:
     """What exists outside and is written in the loop, some of it by all iterations, not each its
     own chunk."""
-    sources, own_chunks = _views_in(loop), _own_chunks(loop)
+    sources, chosen = _views_in(loop), _chosen_by(loop)
     inside = {name for node in all_nodes(loop.body) for name in names_defined(node)}
     written: dict[Name, None] = {}
     shared: set[Name] = set()
@@ -128,14 +166,15 @@ def _written_together(loop: ForLoop, kernels: Mapping[KernelName, Kernel]) -> li
         if isinstance(node, ForLoop | Chunk | View | Free):
             continue
         for name in names_needed(node):
-            if own_chunks.isdisjoint(_line(name, sources)):
-                shared.add(_line(name, sources)[-1])
+            line = _line(name, sources)
+            if loop.indices.difference(*(chosen.get(view, ()) for view in line)):
+                shared.add(line[-1])
         for name in names_written(node, kernels):
             written[_line(name, sources)[-1]] = None
     return [name for name in written if name in shared and name not in inside]
 
 
-def _memory_touched(loop: ForLoop, node: Node) -> set[Name]:
+def _memory_touched(loop: _Iterations, node: Node) -> set[Name]:
     """The memory that a node of the body uses, under the first name that it has."""
     sources = _views_in(loop)
     posted = {n.number: n for n in loop.body if isinstance(n, Communicate)}
@@ -147,16 +186,17 @@ def _memory_touched(loop: ForLoop, node: Node) -> set[Name]:
     return found
 
 
-def _views_in(loop: ForLoop) -> dict[Name, Name]:
+def _views_in(loop: _Iterations) -> dict[Name, Name]:
     return {out: src for node in all_nodes(loop.body) for out, src in views_made(node)}
 
 
-def _own_chunks(loop: ForLoop) -> set[Name]:
-    """The chunks that depend on the iteration: each has others."""
+def _chosen_by(loop: _Iterations) -> dict[Name, frozenset[str]]:
+    """For each chunk the indices that it depends on: what all of them choose is the iteration's
+    own."""
     return {
-        node.out
+        node.out: frozenset(s.name for s in free_symbols(node.start))
         for node in all_nodes(loop.body)
-        if isinstance(node, Chunk) and loop.index in {s.name for s in free_symbols(node.start)}
+        if isinstance(node, Chunk)
     }
 
 

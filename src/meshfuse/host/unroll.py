@@ -123,10 +123,12 @@ class _Unrolling:
 
     def _streams(self, loop: ForLoop, count: int, indices: Mapping[str, int]) -> int:
         """After how many iterations one runs on the stream of the first."""
-        found = next((node.stream for node in loop.body if isinstance(node, OnStream)), None)
+        nodes = list(all_nodes(loop.body))
+        found = next((node.stream for node in nodes if isinstance(node, OnStream)), None)
         if found is None:
             return 1
-        inside = {**self.sizes, **indices}
+        inner = {node.index: 0 for node in nodes if isinstance(node, ForLoop)}
+        inside = {**self.sizes, **inner, **indices}
         first = evaluate(found, {**inside, loop.index: 0})
         later = (k for k in range(1, count) if evaluate(found, {**inside, loop.index: k}) == first)
         return next(later, count)
