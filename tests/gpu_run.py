@@ -27,8 +27,10 @@ def gpu_of(rank: int) -> torch.device:
 def environment(rank: int) -> dict[str, str]:
     """As a launcher sets it for the process of `rank` on this host."""
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": PORT}
-    found = {**os.environ, **address, "LOCAL_RANK": str(gpu_of(rank).index)}
-    if torch.cuda.device_count() == 1:  # NCCL and symmetric memory refuse it otherwise
+    gpus = torch.cuda.device_count()
+    place = {"LOCAL_RANK": str(gpu_of(rank).index), "LOCAL_WORLD_SIZE": str(gpus)}
+    found = {**os.environ, **address, **place}
+    if gpus == 1:  # NCCL and symmetric memory refuse it otherwise
         found["NCCL_HOSTID"] = f"rank {rank}"
         found["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     return found

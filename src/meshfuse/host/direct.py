@@ -131,10 +131,12 @@ class _Binding:
         }
 
     def bind_all(self) -> Iterator[Act]:
-        for place, found in enumerate(self._bound):
+        following = [*(found.tells for found in self._bound), None][1:]
+        for number, (found, told) in enumerate(zip(self._bound, following, strict=True), start=1):
             if found.posts or isinstance(found.tells, AwaitWork):
-                self.meetings = place + 1
-            yield self._bind(found)
+                self.meetings = number
+            passes_by = isinstance(found.tells, SwitchStream) and isinstance(told, SwitchStream)
+            yield _do_nothing if passes_by else self._bind(found)
 
     def _bind(self, found: Bound) -> Act:
         communicator = self._communicator
@@ -189,6 +191,10 @@ class _Binding:
             await_mark(slots)
 
         return wait
+
+
+def _do_nothing(slots: Slots) -> None:
+    """Of a stream that is left at once."""
 
 
 def _arrival(number: int) -> Mark:

@@ -65,6 +65,10 @@ class ChunkStep(Step):
     extents: tuple[IntExpr, ...]
     traced: Traced | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        return True
+
     def bind(self, sizes: Sizes) -> Action:
         out, src, axis = self.out, self.src, self.axis
         start, length = sizes.values

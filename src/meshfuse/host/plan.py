@@ -25,7 +25,15 @@ from meshfuse.expr import IntExpr, evaluate, free_symbols
 from meshfuse.expr.generate import compile_expressions
 from meshfuse.facts.sharding import describe
 from meshfuse.host.demands import check_demand
-from meshfuse.host.events import CALLER, Asked, AwaitWork, Event, PostCollective, ReserveSlot
+from meshfuse.host.events import (
+    CALLER,
+    Asked,
+    AwaitWork,
+    Event,
+    PostCollective,
+    ReserveSlot,
+    SwitchStream,
+)
 from meshfuse.host.nodes import (
     Demand,
     Evaluate,
@@ -89,13 +97,18 @@ class Step(ABC):
     extents: tuple[IntExpr, ...]
     traced: Traced | None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the device has nothing to do for it."""
+        return False
+
     @abstractmethod
     def bind(self, sizes: Sizes) -> Action:
         """The step for one set of sizes."""
 
     def expand(self, sizes: Sizes) -> Iterator[Bound]:
         """All actions of the step: one, but for a loop."""
-        yield Bound(self.bind(sizes), self.traced)
+        yield Bound(self.bind(sizes), self.traced, is_idle=self.is_idle)
 
 
 @final
@@ -103,13 +116,14 @@ class Step(ABC):
 class Bound:
     """An action, and what a trace says of it. `tells`: what it always tells the driver; `asks`:
     what it asks of the communicator. None of both: it does something itself. `stream`: where it
-    runs."""
+    runs. `is_idle`: what it does leaves its stream as it is."""
 
     action: Action
     traced: Traced | None = None
     tells: Event | None = None
     stream: int = CALLER
     asks: Asked | None = None
+    is_idle: bool = False
 
     @staticmethod
     def asking(asked: Asked, traced: Traced | None) -> Bound:
@@ -120,7 +134,8 @@ class Bound:
     @staticmethod
     def telling(event: Event, stream: int = CALLER) -> Bound:
         """The action that does nothing but tell the driver."""
-        return Bound(lambda slots: event, None, event, stream)
+        is_idle = isinstance(event, SwitchStream)
+        return Bound(lambda slots: event, None, event, stream, is_idle=is_idle)
 
     @property
     def posts(self) -> bool:

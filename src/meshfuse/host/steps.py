@@ -105,6 +105,10 @@ class AllocateStep(Step):
     device: torch.device
     traced: Traced | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        return True
+
     def bind(self, sizes: Sizes) -> Action:
         slot, shape, dtype, device = self.slot, sizes.values, self.dtype, self.device
         strides = dense_strides(shape, self.order)
@@ -165,6 +169,10 @@ class FreeStep(Step):
     extents: tuple[IntExpr, ...] = ()
     traced: Traced | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        return True
+
     def bind(self, sizes: Sizes) -> Action:
         freed = self.freed
 
@@ -192,6 +200,10 @@ class PartStep(Step):
     device: torch.device
     extents: tuple[IntExpr, ...]
     traced: Traced | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.copies
 
     def bind(self, sizes: Sizes) -> Action:
         out, src = self.out, self.src

@@ -22,6 +22,9 @@ class StreamAction(Protocol):
     @property
     def posts(self) -> bool: ...
 
+    @property
+    def is_idle(self) -> bool: ...
+
 
 _Action = TypeVar("_Action", bound=StreamAction)
 
@@ -59,15 +62,16 @@ class StreamOrder:
 
 def without_known_marks(actions: Iterable[_Action]) -> list[_Action]:
     """The actions, in program order, without those that wait for what their stream knows already:
-    from program order, or from what it has waited for.
+    from program order, or from what it has waited for. And without marks that nobody waits for.
 
     A negative instance is nothing to wait for. Raises InvariantError for a mark that is not made
     before.
     """
     kept: list[_Action] = []
     known: dict[int, dict[int, int]] = {}
-    marks: dict[Mark, tuple[int, int, Mapping[int, int]]] = {}
-    for place, action in enumerate(actions):
+    issued: dict[int, int] = {CALLER: 0}  # whatever the caller has on its stream already
+    marks: dict[Mark, Mapping[int, int]] = {}
+    for place, action in enumerate(actions, start=1):
         told, clock = action.tells, known.setdefault(action.stream, {})
         match told:
             case AwaitMark(mark):
@@ -75,14 +79,20 @@ def without_known_marks(actions: Iterable[_Action]) -> list[_Action]:
                     continue
                 if mark not in marks:
                     raise InvariantError(f"stream {action.stream} waits for {mark}: there is none")
-                stream, made, then = marks[mark]
-                if clock.get(stream, -1) >= made or stream == action.stream:
+                news = {
+                    stream: until
+                    for stream, until in marks[mark].items()
+                    if stream != action.stream and clock.get(stream, -1) < until
+                }
+                if not news:
                     continue
-                for other, until in {**then, stream: made}.items():
-                    clock[other] = max(until, clock.get(other, -1))
+                clock.update(news)
             case Mark():
-                marks[told] = (action.stream, place, dict(clock))
+                marks[told] = {**clock, action.stream: issued.get(action.stream, -1)}
+            case _ if not action.is_idle:
+                issued[action.stream] = place
             case _:
                 pass
         kept.append(action)
-    return kept
+    awaited = {action.tells.mark for action in kept if isinstance(action.tells, AwaitMark)}
+    return [a for a in kept if not isinstance(a.tells, Mark) or a.tells in awaited]

@@ -393,6 +393,8 @@ def _(expr: MatMul, scope: Scope) -> Write:
 def _(expr: Linear, scope: Scope) -> Write:
     src, weight = scope.slots[expr.src], scope.slots[expr.weight]
     bias = None if expr.bias is None else scope.slots[expr.bias]
+    if bias is None and scope.rank(expr.src) == scope.rank(expr.weight) == 2:
+        return lambda slots, out: torch.mm(slots[src], slots[weight].mT, out=out)
     compute = _bind_result(expr, scope)
 
     def write(slots: Slots, out: torch.Tensor) -> None:

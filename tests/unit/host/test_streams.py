@@ -19,7 +19,7 @@ from meshfuse.dist.communicator import Communicator
 from meshfuse.expr import const, symbol
 from meshfuse.host import cuda_streams
 from meshfuse.host.cooperative import CooperativeRun
-from meshfuse.host.events import CALLER, AwaitMark, Event, Mark
+from meshfuse.host.events import CALLER, AwaitMark, AwaitWork, Event, Mark
 from meshfuse.host.executors import run_executable
 from meshfuse.host.load import load
 from meshfuse.host.memory_use import memory_use
@@ -218,6 +218,7 @@ class Told:
     stream: int
     tells: Event | None = None
     posts: bool = False
+    is_idle: bool = False
 
 
 def test_streams_do_not_wait_for_what_they_know() -> None:
@@ -243,6 +244,33 @@ def test_streams_do_not_wait_for_what_they_know() -> None:
     for which in reversed(range(len(idle))):
         actions.insert(places[which], idle[which])
     assert without_known_marks(actions) == kept
+
+
+def test_what_leaves_a_stream_as_it_is_makes_no_mark_worth_waiting_for() -> None:
+    entry, done, end = Mark(0, 0), Mark(1, 0), Mark(2, 0)
+    view = Told(0, is_idle=True)
+    kept = [
+        Told(CALLER, entry),  # behind whatever the caller has there already
+        Told(0, AwaitMark(entry)),
+        view,
+        Told(0),
+        Told(0, done),
+        view,
+        Told(1),
+        Told(1, AwaitMark(done)),
+    ]
+    actions = [
+        *kept[:6],
+        Told(0, end),  # the same as `done`
+        *kept[6:],
+        Told(1, AwaitMark(end)),
+        Told(1, Mark(3, 0)),  # for nobody
+        Told(2, Mark(3, 1)),
+        Told(1, AwaitMark(Mark(3, 1))),  # of a stream on which nothing is
+    ]
+    assert without_known_marks(actions) == kept
+    sent = [Told(0, AwaitWork(4)), Told(0, end), Told(1, AwaitMark(end))]
+    assert without_known_marks(sent) == sent  # what has been sent has come by then
 
 
 # Running.
@@ -474,7 +502,7 @@ def test_on_cuda_all_is_issued_in_program_order(cuda: Cuda) -> None:
             "caller waits for mark of worker 0",
             "caller waits for mark of worker 1",
         ]
-    assert (cuda.streams, cuda.events) == (2, 4)  # made in the first call
+    assert (cuda.streams, cuda.events) == (2, 3)  # made in the first call
 
 
 def test_on_cuda_an_error_leaves_the_callers_stream_behind_all_that_was_issued(cuda: Cuda) -> None:
