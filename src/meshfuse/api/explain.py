@@ -16,7 +16,7 @@ from meshfuse.ir.mesh import DeviceMesh
 from meshfuse.ir.ops import Set
 from meshfuse.ir.printer import print_expr
 from meshfuse.ir.program import Program
-from meshfuse.passes.chunks import whole_name
+from meshfuse.passes.chunk_tensors import whole_name
 from meshfuse.pipeline import Compilation
 from meshfuse.segment.segments import Segment
 

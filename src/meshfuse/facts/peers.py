@@ -99,7 +99,7 @@ def _is_by_rank(
     above = tuple(digits_above(digits, mesh_axis))
     if above != cut.above:
         return False  # a rank has pieces of many chunks
-    held, extent = (*above, *digits[len(above) + 1 :]), cut.size * cut.ranks
+    held, extent = (*above, *digits[len(above) + 1 :]), cut.size * cut.ranks_below * cut.blocks
     chunk = (*cut.above, Digit(inner), *cut.below)
     return canonical(held, extent, mesh) == canonical(chunk, extent, mesh)
 

@@ -3,8 +3,11 @@
     a0{7}, split into 3 outer ones, those bound to the stream   ->   chunks 0..2, 3..5, 6
     a0{16}, split [2@stream, 4@mesh_x, 2]                       ->   chunks 0..7, 8..15 of all ranks
 
-A chunk is one piece of what a rank holds of the axis; of a tensor without a stream leaf that meets
-one which has it, the piece with the same indices.
+    a0{16}, split [2, 4@stream, 2]                  ->   chunks 0 1 8 9, 2 3 10 11, ..
+
+A chunk is one piece of each block of an axis, of blocks that are all alike: what a rank holds of it
+is one piece where ranks have a block each, else several at equal distances. Of a tensor without a
+stream leaf that meets one which has it, it is what has the same indices.
 """
 
 from __future__ import annotations
@@ -88,10 +91,11 @@ class Stream:
 @final
 @frozen_dataclass
 class Cut:
-    """What a rank holds of an axis, `held` elements, in chunks of `size`, the last maybe shorter.
+    """What a rank holds of an axis, or of each of its blocks if it has several: `held` elements, in
+    chunks of `size`, the last maybe shorter.
 
-    `above`, `below`: the digits of a chunk before and after the one that is cut. `ranks`: how many
-    share a chunk.
+    `above`, `below`: the digits of a chunk before and after the one that is cut; of those above,
+    local ones count the pieces that a rank holds of a chunk.
     """
 
     held: IntExpr
@@ -99,29 +103,50 @@ class Cut:
     count: IntExpr
     above: Digits
     below: Digits
-    ranks: IntExpr
+
+    @property
+    def pieces(self) -> IntExpr:
+        """How many pieces a rank holds of a chunk, `held` apart."""
+        return local_extent(self.above)
+
+    @property
+    def blocks(self) -> IntExpr:
+        """Into how many blocks ranks and pieces divide a chunk."""
+        return mul(const(1), *(digit.extent for digit in self.above))
 
     def start(self, k: IntExpr) -> IntExpr:
-        """Where chunk k begins in what the rank holds."""
+        """Where chunk k begins in what the rank holds, or in each block of that."""
         return k * self.size
 
     def held_extent(self, k: IntExpr) -> IntExpr:
-        """What the rank holds of chunk k."""
+        """What the rank holds of chunk k, in one piece."""
         if known_equal(self.size * self.count, self.held):
             return self.size
         return minimum(self.size, maximum(self.held - k * self.size, 0))
 
+    @property
+    def ranks_below(self) -> IntExpr:
+        """How many ranks share a chunk of one block."""
+        return mul(const(1), *(digit.extent for digit in self.below if digit.owner is not None))
+
+    def block_extent(self, k: IntExpr) -> IntExpr:
+        """What all ranks hold of chunk k in one block."""
+        return self.held_extent(k) * self.ranks_below
+
     def extent(self, k: IntExpr) -> IntExpr:
         """What all ranks hold of it."""
-        return self.held_extent(k) * self.ranks
+        return self.block_extent(k) * self.blocks
 
-    def digits(self, k: IntExpr) -> Digits:
-        """Who holds what of chunk k."""
+    def block_digits(self, k: IntExpr) -> Digits:
+        """Who holds what of chunk k in one block."""
         inner = local_extent(self.below)
         cut = self.held_extent(k) if not self.below else quotient_if_exact(self.size, inner)
         assert cut is not None
-        found = (*self.above, Digit(cut), *self.below)
-        return canonical(found, self.extent(k), None)
+        return (Digit(cut), *self.below)
+
+    def digits(self, k: IntExpr) -> Digits:
+        """Who holds what of chunk k."""
+        return canonical((*self.above, *self.block_digits(k)), self.extent(k), None)
 
 
 def loop_index(name: str, count: IntExpr) -> Symbol:
@@ -178,8 +203,6 @@ def find_stream(program: Program, tensor: TensorName, leaf: AxisName) -> Stream 
                     return f"{loop} stands inside it, of whose chunks it makes pieces"
                 around, axis = around * axes[outer].extent, source
             case Split(source, outer, _):
-                if any(digit.owner is None for digit in axis_digits(program, tensor)[outer]):
-                    return f"{outer} stands above it: a chunk would be pieces of what a rank holds"
                 blocks, axis = blocks * axes[outer].extent, source
             case Merge(outer, inner):
                 return f"{axis} is merged of {outer} and {inner}"
@@ -195,7 +218,7 @@ def find_stream(program: Program, tensor: TensorName, leaf: AxisName) -> Stream 
         return f"the chunks of axis {domain} are not all of one size"
     span = Span(extent, blocks, axes[leaf].extent, width, around)
     if cut_axis(program, tensor, axis, span) is None:
-        return f"ranks may hold unequal parts of the chunks of axis {domain}"
+        return f"ranks may hold unequal parts of the chunks, or blocks, of axis {domain}"
     return Stream(leaf, axis, span, is_reduced, rotation)
 
 
@@ -212,27 +235,43 @@ def is_stream(schedule: Schedule, leaf: AxisName) -> bool:
 
 
 def cut_axis(program: Program, tensor: TensorName, axis: AxisName, span: Span) -> Cut | None:
-    """The chunks of `span` in what a rank holds of an axis; None where they are not one piece each,
-    or ranks may hold unequal parts."""
+    """The chunks of `span` in what a rank holds of an axis; None where they are not equal pieces at
+    equal distances, or ranks may hold unequal parts."""
     extent, mesh = program.all_axes(tensor)[axis].extent, program.schedule(tensor).mesh
     digits = canonical(axis_digits(program, tensor)[axis], extent, mesh)
-    place, blocks = 0, const(1)
-    while place < len(digits) and digits[place].owner is not None:
-        blocks, place = blocks * digits[place].extent, place + 1
     is_sharded = any(digit.owner is not None for digit in digits)
-    if blocks is not span.blocks or place == len(digits):
-        return None
     if is_sharded and not is_even(digits, extent):
         return None
-    above, below = digits[:place], digits[place + 1 :]
-    first = quotient_if_exact(digits[place].extent, span.around)
-    if first is None:
+    parts = _divided(digits, span.blocks)
+    if parts is None:
+        return None
+    above, (cut, *rest) = parts
+    first, below = quotient_if_exact(cut.extent, span.around), tuple(rest)
+    if cut.owner is not None or first is None:
         return None
     if not below:
-        return Cut(first, span.width, span.count, above, below, blocks)
+        return Cut(first, span.width, span.count, above, below)
     inner = local_extent(below)
     outer = quotient_if_exact(first, span.count)
-    ranks_below = mul(const(1), *(digit.extent for digit in below if digit.owner is not None))
-    if outer is None or not known_equal(outer * inner * ranks_below, span.width):
+    if outer is None:
         return None
-    return Cut(first * inner, outer * inner, span.count, above, below, blocks * ranks_below)
+    found = Cut(first * inner, outer * inner, span.count, above, below)
+    return found if known_equal(found.size * found.ranks_below, span.width) else None
+
+
+def _divided(digits: Digits, blocks: IntExpr) -> tuple[Digits, Digits] | None:
+    """The digits that count `blocks`, and those of an index in one, of which there are some.
+
+    [2@x, 6], 2  ->  [2@x], [6]        [6], 2  ->  [2], [3]        [2@x, 6], 4  ->  [2@x, 2], [3]
+    """
+    place, rest = 0, blocks
+    while place < len(digits) and rest is not const(1):
+        digit = digits[place]
+        further = quotient_if_exact(rest, digit.extent)
+        if further is None:
+            inside = quotient_if_exact(digit.extent, rest)
+            if digit.owner is not None or inside is None:
+                return None
+            return (*digits[:place], Digit(rest)), (Digit(inside), *digits[place + 1 :])
+        place, rest = place + 1, further
+    return (digits[:place], digits[place:]) if place < len(digits) else None

@@ -54,8 +54,8 @@ def _expressions(program: HostProgram) -> Iterator[IntExpr]:
                 yield stream
             case Record(_, instance) | WaitEvent(_, instance):
                 yield instance
-            case Chunk(start=start):
-                yield start
+            case Chunk(start=start, pieces=pieces):
+                yield from (start,) if pieces is None else (start, pieces)
             case Communicate(owner=owner) if owner is not None:
                 yield owner
             case _:

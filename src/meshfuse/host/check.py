@@ -114,7 +114,7 @@ def _chosen(
         or names.intersection(name.name for name in free_symbols(length))
         for node in shown.program.body
         if isinstance(node, Chunk)
-        for length in [shown.program.buffers[node.out].shape[node.axis]]
+        for length in [shown.program.buffers[node.out].shape[node.cut_axis]]
     )
     for ranks in alike:
         apart = len(ranks) - 1 if by_rank and len(ranks) > 1 else len(ranks)

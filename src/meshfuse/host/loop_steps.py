@@ -57,7 +57,7 @@ class LoopStep(Step):
 @final
 @frozen_dataclass
 class ChunkStep(Step):
-    """`extents`: where the chunk begins, and how long it is."""
+    """`extents`: where the chunk begins, how long it is, and of how many blocks it has pieces."""
 
     out: int
     src: int
@@ -71,20 +71,27 @@ class ChunkStep(Step):
 
     def bind(self, sizes: Sizes) -> Action:
         out, src, axis = self.out, self.src, self.axis
-        start, length = sizes.values
+        start, length, *pieces = sizes.values
 
         def view(slots: Slots) -> None:
             whole = slots[src]
             slots[out] = whole.narrow(axis, min(start, whole.shape[axis]), length)
 
-        return view
+        def view_of_pieces(slots: Slots) -> None:
+            whole = slots[src]
+            apart = whole.shape[axis] // pieces[0]
+            blocks = whole.unflatten(axis, (pieces[0], apart))
+            slots[out] = blocks.narrow(axis + 1, min(start, apart), length)
+
+        return view_of_pieces if pieces else view
 
 
 @bind_step.register
 def _(node: Chunk, binding: Binding) -> Step:
     out, src = binding.slots([node.out, node.src])
-    length = binding.program.buffers[node.out].shape[node.axis]
-    return ChunkStep(out, src, node.axis, (node.start, length))
+    length = binding.program.buffers[node.out].shape[node.cut_axis]
+    pieces = () if node.pieces is None else (node.pieces,)
+    return ChunkStep(out, src, node.axis, (node.start, length, *pieces))
 
 
 @final

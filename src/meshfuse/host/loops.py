@@ -16,7 +16,9 @@ from meshfuse.ir.fusion import Output
 from meshfuse.ir.ops import Expr
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import extract, with_exprs
-from meshfuse.passes.chunks import Chunked, chunk_exprs, without_streams
+from meshfuse.passes.chunk_tensors import without_streams
+from meshfuse.passes.chunked import Chunked
+from meshfuse.passes.chunks import chunk_exprs
 from meshfuse.segment.segment import EXPR_EVAL
 from meshfuse.segment.segments import Loop, Segment, SegmentedProgram, Slice
 
@@ -40,7 +42,8 @@ def chunk_program(program: Program) -> Program:
             break
         index, taken = _fresh_index(taken, program, exprs)
         chunked = chunk_exprs(program, exprs, index)
-        program = _extracted(_in_place(chunked, exprs), program.fusion.exprs, chunked, exprs)
+        whole = _with_results(_in_place(chunked, exprs), chunked)
+        program = extract(whole, _taking(program.fusion.exprs, chunked, exprs))
     return without_streams(program)
 
 
@@ -121,8 +124,12 @@ def _loop(work: _Forming, group: Sequence[Segment]) -> Loop:
 
 
 def _in_place(chunked: Chunked, exprs: Sequence[Expr]) -> Program:
-    """The program with what takes the place of `exprs`."""
-    taking = {id(old): new for old, new in zip(exprs, chunked.exprs, strict=True)}
+    """The program with what takes the place of `exprs`, and what brings chunks there and away."""
+    steps = zip(chunked.reads, chunked.exprs, chunked.writes, strict=True)
+    taking = {
+        id(old): (*reads, *new, *writes)
+        for old, (reads, new, writes) in zip(exprs, steps, strict=True)
+    }
     program = chunked.program
     found = [new for old in program.fusion.exprs for new in taking.get(id(old), (old,))]
     return with_exprs(program, found)
@@ -131,25 +138,35 @@ def _in_place(chunked: Chunked, exprs: Sequence[Expr]) -> Program:
 def _parts(
     program: Program, part: Segment, chunked: Chunked, exprs: Sequence[Expr]
 ) -> Iterator[Segment]:
-    """What takes the place of a segment. What is delivered is added by another one."""
-    program = _extracted(program, part.program.fusion.exprs, chunked, exprs)
-    found = program.fusion.exprs
-    if not isinstance(found[0], Deliver):
-        yield replace(part, program=program)
-        return
-    yield replace(part, program=extract(program, found[:1]))
-    yield Segment(f"{part.name}_sum", extract(program, found[1:]), EXPR_EVAL)
+    """What takes the place of a segment. What is delivered is added by another one, and pieces of
+    chunks are copied by one in front and one behind."""
+    olds = part.program.fusion.exprs
+    reads, writes = (
+        [new for old, moved in zip(exprs, moves, strict=True) if old in olds for new in moved]
+        for moves in (chunked.reads, chunked.writes)
+    )
+    program = _with_results(program, chunked)
+    if reads:
+        yield Segment(f"{part.name}_read", extract(program, reads), EXPR_EVAL)
+    found = _taking(olds, chunked, exprs)
+    if isinstance(found[0], Deliver):
+        yield replace(part, program=extract(program, found[:1]))
+        yield Segment(f"{part.name}_sum", extract(program, found[1:]), EXPR_EVAL)
+    else:
+        yield replace(part, program=extract(program, found))
+    if writes:
+        yield Segment(f"{part.name}_write", extract(program, writes), EXPR_EVAL)
 
 
-def _extracted(
-    program: Program, part: Sequence[Expr], chunked: Chunked, exprs: Sequence[Expr]
-) -> Program:
-    """What takes the place of a part of a loop's expressions, as a program of its own.
-
-    Its results are, besides chunks that others in the loop read, those of what exists outside.
-    """
-    taking = {id(old): new for old, new in zip(exprs, chunked.exprs, strict=True)}
+def _with_results(program: Program, chunked: Chunked) -> Program:
+    """With results of the loop's expressions: besides chunks that others in the loop read, those of
+    what exists outside."""
     results = tuple(Output(n) for n in (*chunked.kept, *chunked.sums, *chunked.wholes))
     fusion = replace(program.fusion, outputs=(*program.fusion.outputs, *results))
-    found = [new for old in part for new in taking.get(id(old), (old,))]
-    return extract(replace(program, fusion=fusion), found)
+    return replace(program, fusion=fusion)
+
+
+def _taking(part: Sequence[Expr], chunked: Chunked, exprs: Sequence[Expr]) -> list[Expr]:
+    """What takes the place of a part of a loop's expressions."""
+    taking = {id(old): new for old, new in zip(exprs, chunked.exprs, strict=True)}
+    return [new for old in part for new in taking.get(id(old), (old,))]

@@ -141,7 +141,8 @@ def _coordinates(
     extents = [extent for buffer in buffers.values() for extent in buffer.shape]
     for node in all_nodes(body):
         extents += node.sizes.values() if isinstance(node, Launch) else ()
-        extents += [node.start] if isinstance(node, Chunk) else []
+        if isinstance(node, Chunk):
+            extents += [node.start] if node.pieces is None else [node.start, node.pieces]
         if isinstance(node, Communicate) and node.owner is not None:
             extents.append(node.owner)
     schedules = program.schedules.values()

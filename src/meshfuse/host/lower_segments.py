@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import TypeGuard, final
 
 from meshfuse.base.dtypes import ITEM_BYTES, is_floating
 from meshfuse.base.errors import InvariantError
@@ -43,12 +43,13 @@ from meshfuse.ir.comm import (
     ReduceScatter,
 )
 from meshfuse.ir.mesh import DeviceMesh
-from meshfuse.ir.ops import Expr, Set
+from meshfuse.ir.ops import Expr, Reshape, Set
 from meshfuse.ir.printer import print_expr
 from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import map_names
 from meshfuse.ir.schedule import MemoryType
 from meshfuse.kernel.nodes import IndexName, Kernel
+from meshfuse.passes.chunk_tensors import is_of_pieces
 from meshfuse.segment.segments import Loop, Segment, SegmentedProgram, Slice
 
 MADE = ".made"
@@ -121,7 +122,7 @@ class _Lowering:
                 yield from self.show([found.src])
                 self.shown |= {name}
                 src = self.memory_name(found.src)
-                yield Chunk(name, src, found.axis, found.start)
+                yield Chunk(name, src, found.axis, found.start, found.pieces)
 
 
 def lower_segments(
@@ -366,13 +367,17 @@ def _cause(facts: Facts, expr: Communication) -> str:
     """The op that needs a gather or left partial results, copies for layout passed over."""
     if isinstance(expr, AllGather | Fetch):
         reader, name = _first_reader(facts, expr.out), expr.out
-        while isinstance(reader, Set):
+        while _is_for_layout(reader):
             reader, name = _first_reader(facts, reader.out), reader.out
         return f"output {name}" if reader is None else print_expr(reader)
     maker = facts.definitions.get(expr.src)
-    while isinstance(maker, Set):
+    while _is_for_layout(maker):
         maker = facts.definitions.get(maker.src)
     return f"input {expr.src}" if maker is None else print_expr(maker)
+
+
+def _is_for_layout(expr: Expr | None) -> TypeGuard[Set | Reshape]:
+    return isinstance(expr, Set) or (isinstance(expr, Reshape) and is_of_pieces(expr))
 
 
 def _first_reader(facts: Facts, tensor: TensorName) -> Expr | None:

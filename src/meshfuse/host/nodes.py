@@ -245,12 +245,22 @@ class Pick:
 @frozen_dataclass
 class Chunk:
     """`out` is what `src` has along `axis` from `start` on, as much as `out` is long there, or as
-    `src` has. Shares memory."""
+    `src` has. Shares memory.
+
+    With `pieces` it is that of each of so many equal blocks of the axis: `out` has an axis more,
+    `axis` for the block and the next for what is in it.
+    """
 
     out: Out[TensorName]
     src: TensorName
     axis: int
     start: IntExpr
+    pieces: IntExpr | None = None
+
+    @property
+    def cut_axis(self) -> int:
+        """The axis of `out` that is as long as a chunk is."""
+        return self.axis if self.pieces is None else self.axis + 1
 
 
 @final

@@ -179,8 +179,11 @@ class VirtualDevice:
     def _cut(self, node: Chunk) -> None:
         source, buffer = self._look_up(node.src), self._program.buffers[node.out]
         start = evaluate(node.start, self._values)
-        length = evaluate(buffer.shape[node.axis], self._values)
-        region = chunk_of(source.region, node.axis, start, length)
+        length = evaluate(buffer.shape[node.cut_axis], self._values)
+        region = source.region
+        if node.pieces is not None:
+            region = view_of(region, (node.axis, evaluate(node.pieces, self._values)))
+        region = chunk_of(region, node.cut_axis, start, length)
         self._make(node.out, _Held(source.memory, region))
 
     def _launch(self, node: Launch) -> None:

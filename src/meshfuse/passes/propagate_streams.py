@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from meshfuse.base.trace import Note
 from meshfuse.expr import IntExpr, ceildiv, const, const_value, known_equal, mul
+from meshfuse.expr.polynomial import quotient_if_exact
 from meshfuse.facts.axis_map import output_places
 from meshfuse.facts.digits import digits_above
 from meshfuse.facts.facts import tensor_outputs
@@ -332,10 +333,10 @@ def _take(
     program: Program, expr: Expr, tensor: TensorName, axis: AxisName, stream: Stream
 ) -> Program:
     """`tensor`, which `expr` makes, in the chunks of `stream` along `axis`, if that can be."""
-    place = _leaf_to_cut(program, tensor, axis, stream.span)
-    if place is None:
+    found = _leaf_to_cut(program, tensor, axis, stream.span)
+    if found is None:
         return program
-    taken, leaf = _cut_leaf(program, tensor, place, stream.span)
+    taken, leaf = _cut_leaf(program, tensor, *found, stream.span)
     at, rotation = taken.schedule(tensor).leaves.index(leaf), stream.rotation
     if rotation is not None:
         taken = swizzle1d(taken, tensor, at, rotation.mesh_axis, rotation.offset)
@@ -356,19 +357,24 @@ def on_stream(program: Program, tensor: TensorName, place: int) -> Program:
 
 def _leaf_to_cut(
     program: Program, tensor: TensorName, axis: AxisName, span: Span
-) -> AxisName | None:
-    """The leaf of an axis that has its chunks: the first that no mesh axis and no loop has."""
+) -> tuple[AxisName, IntExpr] | None:
+    """The leaf of an axis that has its chunks, the first below the blocks that no mesh axis and no
+    loop has; and into how many of the blocks it is to be divided itself."""
     schedule = program.schedule(tensor)
-    blocks, around = const(1), const(1)
+    rest, around = span.blocks, const(1)
     for leaf in _leaves_below(schedule, axis):
-        if schedule.binding(leaf).is_mesh:
-            blocks = blocks * program.all_axes(tensor)[leaf].extent
-        elif is_stream(schedule, leaf):
-            around = around * program.all_axes(tensor)[leaf].extent
-        elif leaf in schedule.leaves and leaf not in schedule.bindings:
-            return leaf if (blocks, around) == (span.blocks, span.around) else None
-        else:
+        extent = program.all_axes(tensor)[leaf].extent
+        if is_stream(schedule, leaf):
+            around = around * extent
+            continue
+        further = quotient_if_exact(rest, extent)
+        is_mesh, is_free = schedule.binding(leaf).is_mesh, leaf not in schedule.bindings
+        if leaf not in schedule.leaves or not (is_mesh or is_free):
             return None
+        if further is not None and (is_mesh or rest is not const(1)):
+            rest = further
+        else:
+            return (leaf, rest) if is_free and around is span.around else None
     return None
 
 
@@ -390,19 +396,29 @@ def _leaves_below(schedule: Schedule, axis: AxisName) -> list[AxisName]:
 
 
 def _cut_leaf(
-    program: Program, tensor: TensorName, leaf: AxisName, span: Span
+    program: Program, tensor: TensorName, leaf: AxisName, blocks: IntExpr, span: Span
 ) -> tuple[Program, AxisName]:
-    """A leaf split into the chunks and what is in each; as it is where a chunk is one index."""
+    """A leaf split into blocks, these into the chunks and what is in each; as it is where a chunk
+    is one index."""
+    if blocks is not const(1):
+        program, _, leaf = _split_leaf(program, tensor, leaf, blocks, inner_split=False)
     extent = program.all_axes(tensor)[leaf].extent
     if known_equal(extent, span.count):
         return program, leaf
-    program, outer = fresh_name(program, "a")
-    program, inner = fresh_name(program, "a")
     by_count = known_equal(ceildiv(extent, span.count), span.width) or span.blocks is not const(1)
     factor = span.count if by_count else span.width
-    step = Split(leaf, AxisName(outer), AxisName(inner), factor, not by_count)
+    program, outer, _ = _split_leaf(program, tensor, leaf, factor, inner_split=not by_count)
+    return program, outer
+
+
+def _split_leaf(
+    program: Program, tensor: TensorName, leaf: AxisName, factor: IntExpr, *, inner_split: bool
+) -> tuple[Program, AxisName, AxisName]:
+    program, outer = fresh_name(program, "a")
+    program, inner = fresh_name(program, "a")
+    step = Split(leaf, AxisName(outer), AxisName(inner), factor, inner_split)
     schedule = program.schedule(tensor)
     place = schedule.leaves.index(leaf)
     leaves = (*schedule.leaves[:place], step.outer, step.inner, *schedule.leaves[place + 1 :])
     schedule = replace(schedule, leaves=leaves, steps=(*schedule.steps, step))
-    return program.with_schedule(tensor, schedule), step.outer
+    return program.with_schedule(tensor, schedule), step.outer, step.inner

@@ -31,12 +31,14 @@ class Segment:
 @final
 @frozen_dataclass
 class Slice:
-    """`out` is what `src` has along `axis` from `start` on, as much as `out` is long."""
+    """`out` is what `src` has along `axis` from `start` on, as much as `out` is long. With `pieces`
+    it is that of each of so many equal blocks, which are an axis of `out` in front of that."""
 
     out: TensorName
     src: TensorName
     axis: int
     start: IntExpr
+    pieces: IntExpr | None = None
 
 
 @final
