@@ -49,6 +49,8 @@ def product_by_rows(
     comes_apart, goes_apart = (src, axis) not in work.names, out in outside and not is_read
     if axis is None or not (comes_apart or goes_apart):
         return ()
+    if len(others) > 1 and not goes_apart:
+        return ()  # of rows that lie apart torch rounds the product before it adds a bias
     if cut_of(work.program, out, stream.axis, stream).pieces is const(1):
         return ()
     name = fresh_chunk(work, out)
@@ -66,23 +68,20 @@ def product_by_rows(
 
 
 def _is_of_rows(program: Program, expr: MatMul | Linear) -> bool:
-    """Whether it is a product of two matrices in one loop, over the rows of the result."""
-    streams, out = loops_of(program, expr), TensorName(expr.out)
-    ranks = {program.tensor(TensorName(str(name))).ndim for name in expr.ins[:2]}
-    if len(streams) != 1 or ranks != {2} or streams[0].is_reduced:
-        return False
-    return place_of(program, out, streams[0].axis) == 0
+    """Whether it is a product of rows by a matrix that is in one loop and makes a chunk there."""
+    streams, columns = loops_of(program, expr), TensorName(str(expr.ins[1]))
+    return len(streams) == 1 and not streams[0].is_reduced and program.tensor(columns).ndim == 2
 
 
 def _rows(
     work: Chunked, src: TensorName, axis: AxisName, stream: Stream
 ) -> tuple[TensorName, tuple[Expr, ...]]:
     """The pieces of a chunk of rows: where they lie outside, or as views of what the loop made."""
-    chunk = work.names.get((src, axis))
+    chunk, place = work.names.get((src, axis)), place_of(work.program, src, axis)
     if chunk is None:
-        return pieces_apart(work, src, fresh_chunk(work, src, 0), axis, stream), ()
+        return pieces_apart(work, src, fresh_chunk(work, src, place), axis, stream), ()
     close = close_name(chunk)
     if close in work.program.fusion.tensors:
         return close, ()
     close = pieces_close(work, src, chunk, axis, stream)
-    return close, (pieces_of_chunk(work, chunk, close, 0),)
+    return close, (pieces_of_chunk(work, chunk, close, place),)

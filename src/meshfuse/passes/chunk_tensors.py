@@ -21,6 +21,7 @@ from meshfuse.ir.program import Program
 from meshfuse.ir.rewrite import add_tensor, fresh_axes
 from meshfuse.ir.schedule import Merge, Split, Step, Swizzle1d
 from meshfuse.passes.apply_sharding import new_sharded_tensor
+from meshfuse.passes.forget_loops import with_plain_loops
 
 
 def whole_name(chunk: TensorName) -> TensorName:
@@ -158,14 +159,14 @@ def pieces_layout(layout: Layout, place: int) -> Layout:
 def without_streams(program: Program) -> Program:
     """The program with tensors as they are for who does not loop along them."""
     for tensor in program.fusion.tensors:
-        if stream_leaves(program, tensor):
-            schedule = program.schedule(tensor)
-            bindings = {a: to for a, to in schedule.bindings.items() if to != ParallelType.stream}
-            schedule = replace(schedule, bindings=bindings)
-            if not bindings:
-                leaves = tuple(axis.name for axis in program.tensor(tensor).logical)
-                schedule = replace(schedule, leaves=leaves, steps=())
-            program = program.with_schedule(tensor, schedule)
+        if not stream_leaves(program, tensor):
+            continue
+        schedule = program.schedule(tensor)
+        bindings = {a: to for a, to in schedule.bindings.items() if to != ParallelType.stream}
+        if bindings:
+            program = program.with_schedule(tensor, replace(schedule, bindings=bindings))
+        else:
+            program = with_plain_loops(program, tensor)
     return program
 
 
@@ -177,6 +178,8 @@ def without_leaf(program: Program, tensor: TensorName, leaf: AxisName, size: Int
     """
     schedule = program.schedule(tensor)
     bindings = {name: bound for name, bound in schedule.bindings.items() if name != leaf}
+    if not bindings:
+        return with_plain_loops(program, tensor)
     steps, leaves = list(schedule.steps), list(schedule.leaves)
     swizzle = next((s for s in steps if isinstance(s, Swizzle1d) and s.out == leaf), None)
     if swizzle is not None:

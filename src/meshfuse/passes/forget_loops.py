@@ -30,11 +30,18 @@ def forget_loops(program: Program) -> tuple[Program, tuple[Note, ...]]:
         schedule = program.schedule(tensor)
         if schedule.leaves == logical and not schedule.inline_depth:
             continue
-        plain = replace(schedule, steps=(), leaves=logical, inline_depth=0)
-        program = program.with_schedule(tensor, plain)
+        program = with_plain_loops(program, tensor)
         reason = f"its loops [{', '.join(schedule.leaves)}] bind nothing; kernels get their own"
         notes.append(Note(STAGE, tensor, "forgotten", reason))
     return program, tuple(notes)
+
+
+def with_plain_loops(program: Program, tensor: TensorName) -> Program:
+    """The tensor with its logical axes as loops, none of which is bound."""
+    logical = tuple(axis.name for axis in program.tensor(tensor).logical)
+    schedule = program.schedule(tensor)
+    plain = replace(schedule, steps=(), leaves=logical, bindings={}, inline_depth=0)
+    return program.with_schedule(tensor, plain)
 
 
 def _stays(program: Program, tensor: TensorName) -> bool:

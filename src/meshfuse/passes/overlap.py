@@ -13,14 +13,17 @@ from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.trace import Note
 from meshfuse.expr import const_value
 from meshfuse.facts.axis_map import operand_axis_map
+from meshfuse.facts.digits import digits_above, is_one_block
 from meshfuse.facts.facts import Facts, facts_of, tensor_outputs
+from meshfuse.facts.holdings import is_even
 from meshfuse.facts.overlap_form import Overlap, Way
-from meshfuse.facts.sharding import local_extents
+from meshfuse.facts.sharding import local_extents, sharding_of
 from meshfuse.facts.shared_loops import loops_of
 from meshfuse.facts.streams import has_streams
 from meshfuse.ir.axes import AxisKind, AxisName, TensorName
 from meshfuse.ir.comm import AllGather, AllReduce, Communication, ReduceScatter
 from meshfuse.ir.infer import is_tensor
+from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.ops import Expr, Linear, MatMul
 from meshfuse.ir.printer import op_name, print_expr
 from meshfuse.ir.program import Program
@@ -86,24 +89,37 @@ def _find_binding(
     """The loop of a form around a communication, or why there is none."""
     reasons: list[str] = []
     beside = f"next to {op_name(communication)}"
-    for tensor, axis, extent in _axes_for(program, communication, form):
+    for found in _axes_for(program, communication, form):
+        tensor, axis = found.tensor, found.axis
         contraction = _contraction_beside(program, facts, communication, tensor, axis)
         if contraction is None:
             reasons.append(f"no contraction {beside} has axis {axis} of {tensor}")
-        elif extent is not None and extent < form.count:
-            reasons.append(f"a rank holds {extent} of axis {axis} of {tensor}")
+        elif found.against is not None:
+            reasons.append(found.against)
+        elif found.held is not None and found.held < form.count:
+            reasons.append(f"a rank holds {found.held} of axis {axis} of {tensor}")
         else:
             return _Binding(communication, tensor, axis, contraction)
     return "; ".join(reasons) or f"{op_name(communication)} has no axis for {form.way.value}"
 
 
-def _axes_for(
-    program: Program, communication: Reached, form: Overlap
-) -> Iterator[tuple[TensorName, AxisName, int | None]]:
-    """Axes that a loop could be along, best first, each with what a rank holds if that is known.
+@final
+@frozen_dataclass
+class _Axis:
+    """An axis that a loop could be along. `held`: what a rank holds of what there are chunks of, if
+    that is known. `against`: why there can be none."""
 
-    Chunks are of an axis that stays as it is, from the outside; peers have blocks of that which is
-    gathered or scattered.
+    tensor: TensorName
+    axis: AxisName
+    held: int | None
+    against: str | None = None
+
+
+def _axes_for(program: Program, communication: Reached, form: Overlap) -> Iterator[_Axis]:
+    """Axes that a loop could be along, best first: from the outside.
+
+    Peers have blocks of the axis that is gathered or scattered. Chunks are of any axis; of that one
+    a chunk is a piece of each rank's block, of others what all ranks have alike.
     """
     moved = None if isinstance(communication, AllReduce) else communication.axis
     scatters = isinstance(communication, ReduceScatter)
@@ -112,10 +128,30 @@ def _axes_for(
     extents = local_extents(program, tensor)
     part = communication.out if scatters else communication.src
     for place, axis in enumerate(program.tensor(tensor).tensor_axes):
-        if axis.kind is not AxisKind.iteration or (place == moved) is not is_by_peers:
+        is_moved = place == moved
+        if axis.kind is not AxisKind.iteration or (is_by_peers and not is_moved):
             continue
-        held = local_extents(program, part)[place] if is_by_peers else extents[place]
-        yield tensor, axis.name, const_value(held)
+        held = const_value(local_extents(program, part)[place] if is_moved else extents[place])
+        against = None
+        if is_moved and not is_by_peers and not isinstance(communication, AllReduce):
+            against = _reason_against_pieces(program, part, place, communication.mesh_axis)
+        yield _Axis(tensor, axis.name, held, against)
+
+
+def _reason_against_pieces(
+    program: Program, part: TensorName, place: int, mesh_axis: ParallelType
+) -> str | None:
+    """Why ranks' parts of an axis, cut along a mesh axis, are not blocks of one size, which have
+    like pieces."""
+    axis = program.tensor(part).tensor_axes[place]
+    digits = sharding_of(program, part).axes[place]
+    above = digits_above(digits, mesh_axis)
+    is_last = all(digit.owner is None for digit in digits[len(above) + 1 :])
+    if not is_one_block(digits, mesh_axis) or not is_last:
+        return f"what a rank holds of axis {axis.name} of {part} is no block of its team's"
+    if not is_even(digits, axis.extent):
+        return f"ranks may hold unequal parts of axis {axis.name} of {part}"
+    return None
 
 
 def _contraction_beside(
@@ -245,17 +281,24 @@ def _bind_all(program: Program, bindings: Sequence[_Binding], form: Overlap) -> 
 
 
 def _bind(program: Program, binding: _Binding, form: Overlap) -> Program:
-    """Split the axis and bind: [n] -> [4 on the stream, n/4], or [d on the stream, n/d]."""
+    """Split the axis and bind.
+
+    [n] -> [4 on the stream, n/4], or of what is gathered [d, 4 on the stream, n/d/4];
+    [n] -> [d on the stream, n/d] for peers
+    """
     tensor, communication = binding.tensor, binding.communication
     place = _leaf_of(program.schedule(tensor), binding.axis)
     if place is None:
         return program
     if form.way is Way.chunks:
+        if isinstance(communication, AllGather) and _is_moved(program, binding):
+            ranks = _team_size(program, tensor, communication.mesh_axis)
+            program = split(program, tensor, place, ranks, inner_split=False)
+            place += 1
         program = split(program, tensor, place, form.count, inner_split=False)
         return on_stream(program, tensor, place)
-    mesh = program.schedule(tensor).mesh
-    assert mesh is not None and not isinstance(communication, AllReduce)
-    ranks = mesh.axis_size(communication.mesh_axis)
+    assert not isinstance(communication, AllReduce)
+    ranks = _team_size(program, tensor, communication.mesh_axis)
     program = split(program, tensor, place, ranks, inner_split=False)
     if form.count > 1:
         program = split(program, tensor, place + 1, form.count, inner_split=False)
@@ -263,6 +306,19 @@ def _bind(program: Program, binding: _Binding, form: Overlap) -> Program:
     program = swizzle1d(program, tensor, place, communication.mesh_axis, int(own_last))
     program = on_stream(program, tensor, place)
     return program if form.count == 1 else on_stream(program, tensor, place + 1)
+
+
+def _is_moved(program: Program, binding: _Binding) -> bool:
+    """Whether the loop is along the axis that is gathered."""
+    gather = binding.communication
+    axes = program.tensor(gather.out).tensor_axes
+    return isinstance(gather, AllGather) and axes[gather.axis].name == binding.axis
+
+
+def _team_size(program: Program, tensor: TensorName, mesh_axis: ParallelType) -> int:
+    mesh = program.schedule(tensor).mesh
+    assert mesh is not None
+    return mesh.axis_size(mesh_axis)
 
 
 def _leaf_of(schedule: Schedule, axis: AxisName) -> int | None:

@@ -55,6 +55,7 @@ from meshfuse.ir.ops_indexing import Cat, IndexSelect, Pad, Scan, Slice, TakeAlo
 from meshfuse.ir.program import Program, fresh_name
 from meshfuse.ir.schedule import Merge, Schedule, Split, Swizzle1d
 from meshfuse.ir.transforms import swizzle1d
+from meshfuse.passes.forget_loops import with_plain_loops
 
 STAGE = "propagate_streams"
 
@@ -178,6 +179,8 @@ def unbind_stream(program: Program, tensor: TensorName, leaf: AxisName) -> Progr
     """Without a stream leaf, and without the steps that made it if they made nothing else."""
     schedule = program.schedule(tensor)
     bindings = {name: bound for name, bound in schedule.bindings.items() if name != leaf}
+    if not bindings:
+        return with_plain_loops(program, tensor)
     steps, leaves = [*schedule.steps], schedule.leaves
     swizzle = next((s for s in steps if isinstance(s, Swizzle1d) and s.out == leaf), None)
     if swizzle is not None:
@@ -205,6 +208,8 @@ def _reason_against(program: Program, expr: Expr, out: TensorName, stream: Strea
         return "what dropout drops depends on where it stands"
     if stream.is_reduced and not _is_sum(expr):
         return "only plain sums and contractions without a bias add up over a loop"
+    if _adds_to_pieces(program, out):
+        return "iterations of one loop would add to what another one has in several pieces"
     carried = False
     for position, operand in enumerate(expr.ins):
         if not is_tensor(program, operand):
@@ -219,6 +224,14 @@ def _reason_against(program: Program, expr: Expr, out: TensorName, stream: Strea
         if cut_axis(program, TensorName(str(operand)), axis, span) is None:
             return f"its chunks are no chunks of what ranks hold of {operand}"
     return None if carried else f"no operand of {type(expr).__name__} has that axis"
+
+
+def _adds_to_pieces(program: Program, out: TensorName) -> bool:
+    found = [find_stream(program, out, leaf) for leaf in stream_leaves(program, out)]
+    streams = [stream for stream in found if isinstance(stream, Stream)]
+    cuts = [cut_axis(program, out, each.axis, each.span) for each in streams if not each.is_reduced]
+    in_pieces = any(cut is not None and cut.pieces is not const(1) for cut in cuts)
+    return in_pieces and any(stream.is_reduced for stream in streams)
 
 
 def _is_sum(expr: Expr) -> bool:

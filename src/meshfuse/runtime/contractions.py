@@ -7,6 +7,7 @@ bmm of torch write all of these where they lie. Its matmul does not: of vectors 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -54,26 +55,27 @@ def _operands_of_rows(
     """src [*batch, k] by columns [k, n].
 
     One product of all rows where these lie at even distances in both tensors, else one per block of
-    rows: a [d, c, n] that is a chunk of [d, more, n] has such blocks.
+    rows, if these do: a [d, c, n] that is a chunk of [d, more, n] has such blocks.
     """
     if out.dim() == 2:
         return src, columns, out
-    if _are_rows_even(src) and _are_rows_even(out):
-        count = math.prod(out.shape[:-1])
-        return src.view(count, src.shape[-1]), columns, out.view(count, out.shape[-1])
-    if out.dim() == 3:
-        return src, columns.expand(out.shape[0], -1, -1), out
-    return None
+    steps = {*_uneven_steps(src), *_uneven_steps(out)}
+    if len(steps) > 1:
+        return None
+    blocks = tuple(math.prod(out.shape[: step + 1]) for step in steps)
+    rows = math.prod(out.shape[next(iter(steps), -1) + 1 : -1])
+    src, out = (each.view(*blocks, rows, each.shape[-1]) for each in (src, out))
+    return src, columns.expand(*blocks, -1, -1), out
 
 
-def _are_rows_even(tensor: torch.Tensor) -> bool:
-    """Whether the rows of a tensor [*batch, n] lie at equal distances."""
-    if tensor.is_contiguous():
-        return True
+def _uneven_steps(tensor: torch.Tensor) -> Iterator[int]:
+    """The axes of rows [*batch, n] whose steps do not go on where those of the next axis end."""
     shape, strides = tensor.shape, tensor.stride()
-    return all(
-        shape[k] == 1 or strides[k] == strides[k + 1] * shape[k + 1] for k in range(len(shape) - 2)
-    )
+    if tensor.is_contiguous():
+        return
+    for k in range(len(shape) - 2):
+        if shape[k] != 1 and strides[k] != strides[k + 1] * shape[k + 1]:
+            yield k
 
 
 def write_product(operands: Operands, bias: torch.Tensor | None = None) -> None:
