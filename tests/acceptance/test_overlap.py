@@ -23,6 +23,7 @@ from meshfuse.api.overlap_choice import (
 from meshfuse.base.errors import Unsupported, UserError, UserTypeError, UserValueError
 from meshfuse.base.options import NO_OPTIONS, with_options
 from meshfuse.facts.overlap_form import CANDIDATES, PLAIN
+from meshfuse.host.nodes import Chunk
 from meshfuse.host.race import RaceRow
 from meshfuse.ir.parser import parse_program
 from meshfuse.multidevice import Overlap, plan, simulate
@@ -97,14 +98,18 @@ def scattered(d: int) -> FusionDefinition:
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
-def test_rows_are_scattered_in_chunks_of_columns(d: int) -> None:
+def test_rows_are_scattered_in_chunks(d: int) -> None:
+    """Of the 4 rows of a rank, or of columns where that is too few."""
     x, w = integers(4 * d, 2 * d), integers(8, 2 * d)
     wanted = linear(x, w).chunk(d)
     for form in CHUNKS:
         fd = scattered(d)
         for outputs, part in zip(simulate(fd, [x, w], overlap=form), wanted, strict=True):
             assert torch.equal(local(outputs[0]), part)
-        assert len(loops(fd.fec.host_program())) == (d > 1)
+        found = loops(fd.fec.host_program())
+        assert len(found) == (d > 1)
+        axes = [node.axis for loop in found for node in loop.body if isinstance(node, Chunk)]
+        assert set(axes) == ({0} if d > 1 and form.count < 8 else {0, 1} if d > 1 else set())
 
 
 def gathered_rows(d: int) -> FusionDefinition:
@@ -211,7 +216,7 @@ def test_forms_that_change_something_are_candidates() -> None:
 def test_notes_say_what_is_bound() -> None:
     notes = outline_program(parse_program(repr(scattered(2).fusion)), Overlap.chunks(2)).notes
     assert [str(note) for note in notes if note.stage == "overlap"] == [
-        "overlap: T2: overlapped: in 2 chunks, along axis a5 of T2, beside T3 = linear(T0, T1)"
+        "overlap: T2: overlapped: in 2 chunks, along axis a4 of T2, beside T3 = linear(T0, T1)"
     ]
 
 

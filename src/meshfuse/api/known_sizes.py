@@ -11,7 +11,7 @@ from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.expr import IntExpr, Symbol, const_value, evaluate, free_symbols
 from meshfuse.facts.holdings import coordinate_symbol
 from meshfuse.facts.nominal import nominal_size
-from meshfuse.host.nodes import HostProgram
+from meshfuse.host.nodes import ForLoop, HostProgram, all_nodes
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import DeviceMesh
 from meshfuse.ir.program import Program
@@ -50,7 +50,8 @@ def bind_input_sizes(
 def nominal_sizes(
     host: HostProgram, known: Mapping[str, int], others: Iterable[IntExpr] = ()
 ) -> dict[str, int]:
-    """Values for the symbols of the host program that are not known and say nothing of a rank.
+    """Values for the symbols of the host program that are not known, and say nothing of a rank or
+    of an iteration.
 
     `others` are extents that are not in its buffers.
     """
@@ -58,7 +59,8 @@ def nominal_sizes(
         extent for buffer in host.buffers.values() for extent in (*buffer.shape, *buffer.extents)
     }
     extents.update(others)
-    given = {*known, *(coordinate.symbol for coordinate in host.coordinates)}
+    indices = (node.index for node in all_nodes(host.body) if isinstance(node, ForLoop))
+    given = {*known, *(coordinate.symbol for coordinate in host.coordinates), *indices}
     found = {symbol.name: symbol for extent in extents for symbol in free_symbols(extent)}
     return {name: nominal_size(found[name]) for name in sorted(found.keys() - given)}
 

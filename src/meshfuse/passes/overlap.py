@@ -91,7 +91,7 @@ def _find_binding(
     beside = f"next to {op_name(communication)}"
     for found in _axes_for(program, communication, form):
         tensor, axis = found.tensor, found.axis
-        contraction = _contraction_beside(program, facts, communication, tensor, axis)
+        contraction = _contraction_beside(program, facts, communication, found, form)
         if contraction is None:
             reasons.append(f"no contraction {beside} has axis {axis} of {tensor}")
         elif found.against is not None:
@@ -155,11 +155,15 @@ def _reason_against_pieces(
 
 
 def _contraction_beside(
-    program: Program, facts: Facts, communication: Reached, tensor: TensorName, axis: AxisName
+    program: Program, facts: Facts, communication: Reached, found: _Axis, form: Overlap
 ) -> Expr | None:
-    """The nearest contraction whose result has `axis`: behind a gather, before a reduction."""
+    """The nearest contraction whose result has the axis: behind a gather, before a reduction; or
+    before a gather, of whose chunks ranks gather one while they make the next."""
+    tensor, axis = found.tensor, found.axis
     if isinstance(communication, AllGather):
-        return _search(program, facts, tensor, axis, _readers, set())
+        behind = _search(program, facts, tensor, axis, _readers, set())
+        if behind is not None or form.way is Way.peers:
+            return behind
     if tensor == communication.src:
         return _search(program, facts, tensor, axis, _makers, set())
     start = _image(program, communication, 0, communication.out, axis)

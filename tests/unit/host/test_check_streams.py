@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import pytest
 
+from chunk_programs import product
 from golden_text import GoldenCheck
 from host_loops import STREAM, chunks, define, dense, gathered_rows
 from meshfuse import FusionDefinition
@@ -108,6 +109,9 @@ PROGRAMS: dict[str, Callable[[], HostProgram]] = {
     "fetched_in_order": lambda: outlined(gather_then_multiply(3, 6, rotated=False), 2),
     "delivered": lambda: outlined(multiply_then_scatter(3, 6, 6), 2),
     "pipelined": lambda: outlined(pipelined_mlp(4, 8, 8)),
+    "gathered_in_pieces": lambda: outlined(product("gather", 2, 10, 5), 2),
+    "activated_in_pieces": lambda: outlined(product("gather", 3, 6, 3, activated=True), 2),
+    "scattered_in_pieces": lambda: outlined(product("scatter", 3, 7, 4), 4),
 }
 
 
@@ -204,6 +208,7 @@ def test_sizes_that_a_call_gives_are_assumed_as_it_might_give_them() -> None:
 
 ROWS = chunk_of(WHOLE, 0, 4, 4)
 TURNED = view_of(ROWS, "turned")
+BLOCKS = view_of(WHOLE, (0, 2))
 
 
 @pytest.mark.parametrize(
@@ -222,6 +227,10 @@ TURNED = view_of(ROWS, "turned")
         (view_of(WHOLE, "turned"), ROWS, True),
         (chunk_of(TURNED, 0, 0, 2), chunk_of(TURNED, 0, 2, 2), False),
         (chunk_of(TURNED, 0, 0, 2), chunk_of(view_of(ROWS, "cut"), 0, 2, 2), True),
+        (chunk_of(BLOCKS, 1, 0, 2), chunk_of(BLOCKS, 1, 2, 2), False),
+        (chunk_of(BLOCKS, 1, 0, 3), chunk_of(BLOCKS, 1, 2, 2), True),
+        (chunk_of(BLOCKS, 1, 0, 2), chunk_of(view_of(WHOLE, (0, 3)), 1, 2, 2), True),
+        (chunk_of(BLOCKS, 1, 0, 2), ROWS, True),
     ],
 )
 def test_regions_that_meet(one: Region, other: Region, *, meet: bool) -> None:

@@ -106,16 +106,56 @@ def test_a_maximum_is_not_added_up() -> None:
     ]
 
 
-def test_strided_chunks_are_refused() -> None:
+def test_chunks_are_pieces_of_what_a_rank_holds() -> None:
+    """Every second row, and pieces of blocks of three."""
     recorder = Recorder()
     x = recorder.input([6, 4])
     a = recorder.pointwise("exp", x)
+    b = recorder.pointwise("neg", x)
     recorder.output(a)
+    recorder.output(b)
     split(recorder, a, 0, 2, inner=True)
+    stream(recorder, a, 1)
+    split(recorder, b, 0, 2, inner=False)
+    chunks(recorder, b, 1, 3)
+    program, notes = notes_of(recorder)
+    assert (streamed(program), notes) == ({a: ["2 of 1"], b: ["3 of 1"]}, [])
+    found = [
+        cut_axis(program, name, s.axis, s.span)
+        for name in (a, b)
+        for s in streams_of(program, name)
+    ]
+    assert [(str(cut.pieces), str(cut.held)) for cut in found if cut] == [("3", "2"), ("2", "3")]
+
+
+@pytest.mark.parametrize("inner", [True, False])
+def test_pieces_of_unequal_blocks_are_refused(inner: bool) -> None:
+    recorder = Recorder()
+    x = recorder.input([7, 4])
+    a = recorder.pointwise("exp", x)
+    recorder.output(a)
+    split(recorder, a, 0, 2, inner=inner)
     stream(recorder, a, 1)
     program, notes = notes_of(recorder)
     assert streamed(program) == {}
-    assert "a chunk would be pieces of what a rank holds" in notes[0]
+    assert "ranks may hold unequal parts of the chunks, or blocks, of axis" in notes[0]
+    assert program.schedule(a).steps == ()
+
+
+def test_pieces_spread_to_the_parts_of_ranks() -> None:
+    """What is gathered is cut in each rank's block, and so are the blocks."""
+    recorder = Recorder()
+    x = recorder.input([8, 4])
+    a = recorder.pointwise("exp", x)
+    b = recorder.pointwise("neg", a)
+    recorder.output(b)
+    for tensor in (x, a):
+        recorder.block(LINE, tensor, 0)
+    recorder.replicate(LINE, b)
+    split(recorder, b, 0, 2, inner=False)
+    chunks(recorder, b, 1, 2)
+    program, notes = notes_of(recorder)
+    assert notes == [] and streamed(program) == {name: ["2 of 2"] for name in (a, "T3", b)}
 
 
 @pytest.mark.parametrize(("rows", "is_cut"), [(8, True), (7, False)])
@@ -148,6 +188,12 @@ def test_what_a_rank_holds_of_a_chunk() -> None:
     assert (str(cut.held_extent(const(1))), str(cut.extent(const(1)))) == ("2", "4")
     blocks = Span(const(12), const(2), const(3), const(2))
     assert cut_axis(recorder.program, x, axis, blocks) is None
+    blocks = Span(const(12), const(3), const(2), const(2))
+    assert cut_axis(recorder.program, x, axis, blocks) is None
+    blocks = Span(const(12), const(6), const(2), const(1))
+    pieces = cut_axis(recorder.program, x, axis, blocks)
+    assert pieces is not None
+    assert (str(pieces.pieces), str(pieces.held), str(pieces.extent(const(1)))) == ("3", "2", "6")
 
 
 def test_the_last_chunks_of_a_short_axis_are_empty() -> None:

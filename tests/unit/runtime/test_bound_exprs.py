@@ -254,6 +254,31 @@ def test_products_are_written_where_they_belong(
             assert found == (1 if is_added and batch and name == "rows" else 0), (name, expr)
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_products_of_blocks_of_rows_are_written_where_they_belong(
+    dtype: torch.dtype, step: int
+) -> None:
+    """Of [2, 3, 4, n] a chunk of one axis: rows go on evenly but for one step, at most."""
+    sizes = [2, 3, 4]
+    wider = [size * (2 if place == step else 1) for place, size in enumerate(sizes)]
+    x = torch.randint(-4, 5, (*wider, 8)).to(dtype).narrow(step, 1, sizes[step])
+    out = torch.full((*wider, 10), math.nan, dtype=dtype).narrow(step, 1, sizes[step])
+    w = torch.randint(-4, 5, (10, 8)).to(dtype)
+    for expr, operand in ((Linear(OUT, A, B), w), (MatMul(OUT, A, B), w.mT)):
+        env = environment([x, operand], from_torch_dtype(dtype), out.shape)
+        assert copies(lambda e=expr, n=env: run_bound(e, n, out)) == 0
+        same(out, functional.linear(x, w), is_placed=False)
+
+
+def test_rows_with_two_uneven_steps_are_copied() -> None:
+    x = torch.randint(-4, 5, (4, 6, 4, 8)).float()[:2, :3, :2]
+    out, w = torch.empty(2, 3, 2, 10), torch.randint(-4, 5, (10, 8)).float()
+    env = environment([x, w], DataType.Float, out.shape)
+    run_bound(Linear(OUT, A, B), env, out)
+    same(out, functional.linear(x, w), is_placed=False)
+
+
 def test_a_bias_is_the_only_copy() -> None:
     x, w, bias = torch.randn(6, 8), torch.randn(10, 8), torch.randn(10)
     env = environment([x, w, bias], DataType.Float, (6, 10))
