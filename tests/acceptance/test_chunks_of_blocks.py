@@ -262,6 +262,33 @@ def weights() -> tuple[torch.Tensor, torch.Tensor]:
     return integers(5, 4), integers(5)
 
 
+@pytest.mark.parametrize("d", [2, 3, 4])
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_layer_in_parallel_along_its_sequence_is_one_loop(d: int, count: int) -> None:
+    """A piece of each rank's rows is gathered, goes through both products, and is scattered."""
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        x, v, w = dense(fd, 4 * d, 4), dense(fd, 3 * d, 4), dense(fd, 4, 3 * d)
+        y = fd.ops.linear(fd.ops.relu(fd.ops.linear(x, v)), w)
+        place(mesh, {0: X}, x, v, y)
+        place(mesh, {1: X}, w)
+        fd.add_output(y)
+
+    fd, x, v, w = define(build), integers(4 * d, 4), integers(3 * d, 4), integers(4, 3 * d)
+    wanted = linear(linear(x, v).relu(), w).chunk(d)
+    with without_kernels():
+        found = simulate(fd, [x, v, w], overlap=Overlap.chunks(count))
+    for (value,), part in zip(found, wanted, strict=True):
+        assert torch.equal(torch.as_tensor(value), part)
+    assert kinds(fd) == [("all_gather", X), ("reduce_scatter", X)]
+    [loop] = loops(fd.fec.host_program())
+    done = [expr for node in loop.body if isinstance(node, Evaluate) for expr in node.body]
+    assert [type(expr).__name__ for expr in done] == ["Linear", "Pointwise", "Linear"]
+    plain, cut = plan(define(build)), plan(define(build), overlap=Overlap.chunks(count))
+    assert plain.bytes == cut.bytes > 0
+
+
 def test_one_axis_of_a_mesh_of_two() -> None:
     """Along the other all rows stay in their blocks."""
     mesh = mesh_of(2, 2)

@@ -4,6 +4,7 @@ without, by hand and as a form of overlap."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
@@ -18,7 +19,13 @@ SIZES = ((8, 4), (5, 2), (5, 4))
 
 
 def is_right(
-    fd: FusionDefinition, kind: str, rows: int, rank: int, size: int, overlap: object, streams: int
+    fd: FusionDefinition,
+    kind: str,
+    rows: int,
+    rank: int,
+    size: int,
+    overlap: Overlap | Literal["require"],
+    streams: int = 4,
 ) -> bool:
     x, w = whole_inputs(kind, size, rows)
     [value] = fd.execute(
@@ -35,11 +42,11 @@ def run_all(rank: int, size: int) -> Sequence[bool]:
     found: list[bool] = []
     for kind in KINDS:
         for rows, count in SIZES:
-            by_hand = product(kind, size, rows, count, activated=False)
+            by_hand = product(kind, size, rows, count)
             for streams in (1, 4, 4):
                 found.append(is_right(by_hand, kind, rows, rank, size, PLAIN, streams))
             form = Overlap.chunks(count)
-            found.append(is_right(product(kind, size, rows), kind, rows, rank, size, form, 4))
+            found.append(is_right(product(kind, size, rows), kind, rows, rank, size, form))
     return found
 
 
@@ -53,7 +60,7 @@ def test_values_on_three_processes() -> None:
 
 def run_best(rank: int, size: int) -> tuple[bool, str]:
     fd = product("gather", size, 16)
-    right = is_right(fd, "gather", 16, rank, size, "require", 4)
+    right = is_right(fd, "gather", 16, rank, size, "require")
     choice = fd.fec.overlap()
     assert choice is not None
     return right, ", ".join(str(row.form) for row in choice.rows)
