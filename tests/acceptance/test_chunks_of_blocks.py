@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn.functional import linear
 from torch.profiler import ProfilerActivity, profile
 
@@ -15,6 +17,7 @@ from golden_text import GoldenCheck
 from host_loops import STREAM, chunks, define, dense, host_program, loops
 from meshfuse import DataType, FusionDefinition
 from meshfuse.facts.overlap_form import CANDIDATES
+from meshfuse.host.check import check_host_program
 from meshfuse.host.nodes import Communicate, Evaluate
 from meshfuse.host.printer import print_host_program
 from meshfuse.ir.ops import Linear, MatMul
@@ -310,6 +313,45 @@ def test_one_axis_of_a_mesh_of_two() -> None:
     for rank, outputs in enumerate(simulate(fd, [x, w], overlap=Overlap.chunks(2))):
         assert torch.equal(torch.as_tensor(outputs[0]), linear(x, w).chunk(2)[rank // 2])
     assert kinds(fd) == [("all_gather", X)] and len(loops(fd.fec.host_program())) == 1
+
+
+@given(
+    d=st.sampled_from([1, 2, 3, 4]),
+    blocks=st.sampled_from([1, 2, 3, 4, 6]),
+    count=st.integers(1, 5),
+    rows=st.integers(1, 4),
+    axis=st.integers(0, 1),
+    is_gathered=st.booleans(),
+    is_kept=st.booleans(),
+)
+@settings(max_examples=60)
+def test_any_blocks_of_any_tensor(
+    d: int, blocks: int, count: int, rows: int, axis: int, is_gathered: bool, is_kept: bool
+) -> None:
+    """Blocks are ranks', or others, or none; loops have the values that there are without them."""
+    mesh, shape = mesh_of(d), [4, 4]
+    shape[axis] = 12 * rows
+
+    def build(fd: FusionDefinition) -> None:
+        x, v, z = dense(fd, *shape), dense(fd, shape[1], shape[1]), dense(fd, *shape)
+        hidden = fd.ops.matmul(x, v) if axis == 0 else fd.ops.relu(x)
+        y = fd.ops.permute(fd.ops.add(hidden, z), [1, 0])
+        place(mesh, {axis: X} if is_gathered else {}, x)
+        place(mesh, {}, v, z, y)
+        if is_kept:
+            fd.add_output(hidden)
+        pieces(y, 1 - axis, blocks, count)
+        fd.add_output(y)
+        fd.add_output(fd.ops.sum(y, [1 - axis]))
+
+    x, v, z = integers(*shape), integers(shape[1], shape[1]), integers(*shape)
+    hidden = x @ v if axis == 0 else x.relu()
+    y = (hidden + z).T
+    wanted = [*([hidden] if is_kept else []), y, y.sum(1 - axis)]
+    with without_kernels():
+        fd = define(build)
+        run(fd, [x, v, z], wanted)
+    assert check_host_program(fd.fec.host_program()) == ()
 
 
 # Without ranks.
