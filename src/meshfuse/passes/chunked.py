@@ -48,8 +48,8 @@ class Chunked:
     the pieces of chunks together in front of it, and takes them apart behind it.
     `slices`: chunks of tensors that exist outside, each with that tensor, the place of the axis,
     where it begins, and how many blocks have a piece of it if they are several. Of those, `made`
-    are made in the loop. `sums`: tensors that iterations add to,
-    by the name of the result of the addition; `sums_so_far`: by the name of what is added to.
+    are made in the loop. `sums`: tensors that iterations add to, by the name of the result of the
+    addition; `sums_so_far`: by the name of what is added to.
     `wholes`: tensors without the axis, which each iteration makes alike, by the name of what it
     makes.
     """
