@@ -115,6 +115,27 @@ def test_the_program_with_an_activation(golden: GoldenCheck) -> None:
     golden("host_gather_chunks_activated", print_host_program(host))
 
 
+@pytest.mark.parametrize("d", [2, 3, 4])
+@pytest.mark.parametrize("count", [2, 3])
+def test_pieces_of_blocks_are_reduced(d: int, count: int) -> None:
+    """Blocks that are nobody's: all ranks want all rows."""
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        x, w = dense(fd, 10, 2 * d), dense(fd, 2 * d, 5)
+        y = fd.ops.matmul(x, w)
+        place(mesh, {1: X}, x)
+        place(mesh, {0: X}, w)
+        place(mesh, {}, y)
+        pieces(y, 0, 2, count)
+        fd.add_output(y)
+
+    fd, x, w = define(build), integers(10, 2 * d), integers(2 * d, 5)
+    run(fd, [x, w], [x @ w])
+    assert kinds(fd) == [("all_reduce", X)] and len(loops(fd.fec.host_program())) == 1
+    assert check_host_program(fd.fec.host_program()) == ()
+
+
 # What stands between.
 
 
