@@ -185,7 +185,7 @@ def capture_program(
         raise UserError(f"capture(warm_ups={warm_ups!r}): is an int, {LEAST_WARM_UPS} or more")
     values, communicator = list_inputs(inputs), Communicator.instance()
     frozen, rank = cache.frozen_program(), communicator.rank()
-    with communicator.begin_call(frozen.key if frozen.meshes else None) as call, torch.no_grad():
+    with communicator.in_call(frozen.key if frozen.meshes else None) as call, torch.no_grad():
         given = given_sizes(frozen, global_sizes) if global_sizes else {}
         check_ranks(frozen, communicator.size())
         is_outside = bool(frozen.meshes) and all(rank not in mesh.ids for mesh in frozen.meshes)

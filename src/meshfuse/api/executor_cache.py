@@ -158,21 +158,22 @@ class FusionExecutorCache:
         """
         values = list_inputs(inputs)
         communicator = Communicator.instance()
-        profiler = profiler or begin_profile(profile)
         frozen = self.frozen_program()
-        with communicator.begin_call(frozen.key if frozen.meshes else None) as call:
+        call = communicator.begin_call(frozen.key) if frozen.meshes else None
+        try:  # as in communicator.in_call, which takes longer
+            given = given_sizes(frozen, global_sizes) if global_sizes else {}
+            profiler = profiler or begin_profile(profile)
             facts = None
             if profiler is None and device is None and not (enable or disable or capture):
                 facts = self._facts_of_call(values, communicator, is_auto, overlap)
-            given = given_sizes(self.frozen_program(), global_sizes) if global_sizes else {}
-            if given and facts is not None:
-                facts = (*facts, *given.items())
-            known = None if facts is None else self._hot_calls.get(facts)
-            if known is not None:
-                results = known.run(values, communicator, call)
-                self._last, self._debug_output = known.prepared, None
-                return results
-            check_ranks(self.frozen_program(), communicator.size())
+                if facts is not None and given:
+                    facts = (*facts, *given.items())
+                known = None if facts is None else self._hot_calls.get(facts)
+                if known is not None:
+                    results = known.run(values, communicator, call)
+                    self._last, self._debug_output = known.prepared, None
+                    return results
+            check_ranks(frozen, communicator.size())
             trace = None if profiler is None else profiler.trace
             bound = self.bind(
                 values,
@@ -195,13 +196,29 @@ class FusionExecutorCache:
             self._debug_output = self._dump(bound) if capture else None
             executable = executor.compile(communicator.rank())
             results = self.deliver(bound, outputs, executable)
-            if facts is not None:
-                remembered = remember_call(
-                    values, bound.arguments, bound.prepared, executable, results, bound.given
-                )
-                if remembered is not None:
-                    self._hot_calls.put(facts, remembered)
+            self._remember(facts, values, bound, executable, results)
             return results
+        except BaseException as error:
+            if call is not None:
+                communicator.refuse(call, error)
+            raise
+
+    def _remember(
+        self,
+        facts: Facts | None,
+        inputs: Sequence[object],
+        bound: Bound,
+        executable: Executable,
+        results: Sequence[torch.Tensor],
+    ) -> None:
+        """Calls with these facts need not be checked again."""
+        if facts is None:
+            return
+        hot = remember_call(
+            inputs, bound.arguments, bound.prepared, executable, results, bound.given
+        )
+        if hot is not None:
+            self._hot_calls.put(facts, hot)
 
     def _facts_of_call(
         self,

@@ -13,20 +13,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from threading import Lock
-from types import TracebackType
-from typing import final
+from typing import NamedTuple, final
 
 import torch.distributed as dist
 
 from meshfuse.base.errors import UserError
-from meshfuse.base.frozen import frozen_dataclass
 
 _ANY = "any refused"
 
 
-@final
-@frozen_dataclass
-class Call:
+class Call(NamedTuple):
     """The call of a program of this number, from 1; the program by a text that all ranks have."""
 
     program: str
@@ -111,30 +107,3 @@ class CallLog:
                 reason = text.removeprefix(f"{call.encode()} ")
                 found[rank] = f"did not come, as its call was refused: {reason}"
         return found
-
-
-@final
-class CallScope:
-    """A call from its begin to its end, with the log of a rank that has peers; else None."""
-
-    __slots__ = ("_call", "_log")
-
-    def __init__(self, log: CallLog | None, call: Call | None) -> None:
-        self._log = log
-        self._call = call
-
-    def __enter__(self) -> Call | None:
-        return self._call
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None and self._log is not None and self._call is not None:
-            self._log.refuse(self._call, error)
-
-
-ALONE_IN_CALL = CallScope(None, None)
-"""That of a call that no other rank makes."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 import atexit
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock
@@ -29,6 +30,7 @@ from meshfuse.base.errors import CommunicationError, InvariantError, UserError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import options_from_environment
 from meshfuse.dist import collectives
+from meshfuse.dist.attachment import Attachment, attach
 from meshfuse.dist.agreement import (
     Agreement,
     CommunicationSequence,
@@ -36,13 +38,13 @@ from meshfuse.dist.agreement import (
     find_difference,
 )
 from meshfuse.dist.board import Board, Standing, publish_identity
-from meshfuse.dist.calls import ALONE_IN_CALL, Call, CallLog, CallScope
+from meshfuse.dist.calls import Call, CallLog
 from meshfuse.dist.collectives import CollectiveRequest, Posting
 from meshfuse.dist.deadlines import Deadline, Watch, await_arrival, backend_limit, read_timeout
 from meshfuse.dist.groups import CONTROL, Group, form_group
 from meshfuse.dist.history import CallHistory
 from meshfuse.dist.launcher import ALONE, Launch, Place, read_launch, read_local_place
-from meshfuse.dist.symmetric import SymmetricTransport, join_transport
+from meshfuse.dist.symmetric import KeptMemory, SymmetricTransport, join_transport
 from meshfuse.dist.transfers import SharedChunk
 from meshfuse.ir.mesh import DeviceMesh
 
@@ -85,70 +87,51 @@ class Pending:
 
 
 @final
-@dataclass(slots=True)
-class _Attachment:
-    """What stands on one default process group: our part of its store, and the groups made so
-    far."""
+class CallEntry:
+    """The way to the collectives of calls that ranks agree on alike."""
 
-    world: dist.ProcessGroup
-    store: dist.Store
-    place: Place
-    calls: CallLog
-    groups: dict[tuple[tuple[int, ...], str], Group] = field(default_factory=dict)
-    histories: dict[tuple[int, ...], CallHistory] = field(
-        default_factory=dict[tuple[int, ...], CallHistory]
-    )
-    joined: dict[tuple[int, ...], Group] = field(default_factory=dict[tuple[int, ...], Group])
-    memory_histories: dict[tuple[int, ...], CallHistory] = field(
-        default_factory=dict[tuple[int, ...], CallHistory]
-    )
-    torch_meshes: dict[tuple[DeviceMesh, str], Any] = field(default_factory=dict)
+    __slots__ = ("_agreed", "_attachment", "_communicator")
 
-    def history(self, team: tuple[int, ...]) -> CallHistory:
-        """The calls of a team."""
-        found = self.histories.get(team)
-        if found is None:
-            found = self.histories[team] = CallHistory()
-        return found
+    def __init__(
+        self,
+        communicator: Communicator,
+        attachment: Attachment,
+        agreed: Sequence[tuple[CallHistory, Agreement]],
+    ) -> None:
+        self._communicator = communicator
+        self._attachment = attachment
+        self._agreed = tuple(agreed)
 
-    def memory_history(self, team: tuple[int, ...]) -> CallHistory:
-        """In which of the memory that users keep the inputs of a team's calls lay."""
-        return self.memory_histories.setdefault(team, CallHistory())
+    def leads_in(self) -> bool:
+        """Whether the default process group is the one for which this was made."""
+        return self._communicator._find_attachment() is self._attachment
 
-    @property
-    def processes(self) -> dist.Store:
-        return dist.PrefixStore("processes", self.store)
+    def enter(
+        self, call: Call | None, inputs: Sequence[object] = (), seconds: float | None = None
+    ) -> CallLog:
+        """A call comes to its collectives; `leave` of the log that this returns ends them.
 
-    def board(self, team: tuple[int, ...], name: str) -> Board:
-        key = f"{name} {' '.join(map(str, team))}"
-        return Board(self.place.rank, team, dist.PrefixStore(key, self.store), self.processes)
-
-    def watch_for(self, device_type: str) -> Watch:
-        return self.find_absent if device_type == CONTROL else self.find_refusals
-
-    def find_refusals(self, board: Board) -> Mapping[int, str]:
-        """Those that do not come to the call that this rank is in."""
-        return self.calls.refusals(board.peers)
-
-    def find_absent(self, board: Board) -> Mapping[int, str]:
-        """Those that do not come to an agreement: that refused the call, or wait for this rank
-        elsewhere, which will not come there before they have agreed."""
-        absent = self.calls.refusals(board.peers)
-        control = self.groups.get((board.team, CONTROL))
-        for (_, device_type), group in self.groups.items():
-            if device_type == CONTROL:
-                continue
-            for rank in set(group.board.peers) & set(board.peers):
-                has_come = control is not None and control.has_announced(rank)
-                text = None if has_come else _elsewhere(group, rank)
-                if text is not None:
-                    absent[rank] = text
-        return absent
-
-    def close(self) -> None:
-        for key in sorted(self.groups):
-            self.groups[key].close()
-        self.groups.clear()
+        All ranks of each agreement's team make sure that they are about to do the same, within
+        `seconds` or the default, and that inputs which peers may read lie alike. Raises UserError
+        while another thread is in a call, and as Communicator.agree does.
+        """
+        attachment, communicator = self._attachment, self._communicator
+        calls = attachment.calls
+        calls.enter(call)
+        try:
+            for history, agreement in self._agreed:
+                if not history.has_followed(agreement.key):
+                    communicator.agree(agreement, seconds)
+                if attachment.kept_memory:
+                    team = agreement.team
+                    memory_history = attachment.memory_history(team)
+                    communicator.agree_on_memory(
+                        team, inputs, attachment.kept_memory, memory_history
+                    )
+        except BaseException:
+            calls.leave()
+            raise
+        return calls
 
 
 @final
@@ -166,7 +149,7 @@ class Communicator:
         self._environ = environ
         self._is_off = options_from_environment(environ).is_disabled("multidevice")
         self._launch: Launch | None = None if self._is_off else read_launch(environ)
-        self._attachment: _Attachment | None = None
+        self._attachment: Attachment | None = None
         self._lock = RLock()
 
     @classmethod
@@ -244,26 +227,27 @@ class Communicator:
             transport = self._transport(team, device, f"symmetric memory of shape {tuple(shape)}")
         if transport is None:
             return torch.empty(tuple(shape), dtype=dtype, device=device)
-        return transport.keep(shape, dtype)
+        kept = transport.keep(shape, dtype)
+        self._attach(kept).kept_memory.append(transport.kept[-1])
+        return kept
 
-    def _agree_on_memory(
-        self, attachment: _Attachment, team: tuple[int, ...], inputs: Sequence[object]
+    def agree_on_memory(
+        self,
+        team: tuple[int, ...],
+        inputs: Sequence[object],
+        memory: Sequence[KeptMemory],
+        history: CallHistory,
     ) -> None:
         """Make sure that inputs which lie in memory that users keep lie alike on all ranks.
 
         Raises UserError where they do not; as `agree`, ranks meet only if they do not expect it.
         """
-        joined = attachment.joined.values()
-        memory = [kept for g in joined if g.transport is not None for kept in g.transport.kept]
-        if not memory:
-            return
         places = tuple(
             (position, kept.serial, start)
             for kept in memory
             for position, value in enumerate(inputs)
             if isinstance(value, torch.Tensor) and (start := kept.find(value)) is not None
         )
-        history = attachment.memory_history(team)
         if not history.has_followed(places):
             found = self.gather(team, [crc32(repr(places).encode())], "symmetric inputs")
             if any(theirs != found[0] for theirs in found):
@@ -296,17 +280,39 @@ class Communicator:
             warnings.warn(text, UserWarning, stacklevel=2)
         return group
 
-    def begin_call(self, program: str | None) -> CallScope:
-        """A call of a program, which the text stands for on all ranks; None for one that they do
-        not make together.
+    def begin_call(self, program: str) -> Call | None:
+        """A call begins of a program, which the text stands for on all ranks. None for a process
+        that is alone.
 
-        Where it ends with an error before it comes to its collectives, peers that wait in it are
-        told.
+        Where it ends with an error before it comes to its collectives, `refuse` tells the peers
+        that wait in it.
         """
-        attachment = None if program is None else self._find_attachment()
-        if program is None or attachment is None or attachment.place.size == 1:
-            return ALONE_IN_CALL
-        return CallScope(attachment.calls, attachment.calls.count(program))
+        attachment = self._find_attachment()
+        if attachment is None or attachment.place.size == 1:
+            return None
+        return attachment.calls.count(program)
+
+    @contextmanager
+    def in_call(self, program: str | None) -> Iterator[Call | None]:
+        """A call from its begin to its end; None for a program that ranks do not run together."""
+        call = None if program is None else self.begin_call(program)
+        try:
+            yield call
+        except BaseException as error:
+            if call is not None:
+                self.refuse(call, error)
+            raise
+
+    def refuse(self, call: Call, error: BaseException) -> None:
+        """A call that `begin_call` gave has ended with an error."""
+        if self._attachment is not None:
+            self._attachment.calls.refuse(call, error)
+
+    def entry(self, agreements: Sequence[Agreement]) -> CallEntry:
+        """The way to the collectives of calls that ranks agree on so."""
+        attachment = self._attach(agreements[0].purpose)
+        agreed = [(attachment.history(found.team), found) for found in agreements]
+        return CallEntry(self, attachment, agreed)
 
     def enter_call(
         self,
@@ -315,25 +321,9 @@ class Communicator:
         inputs: Sequence[object] = (),
         seconds: float | None = None,
     ) -> CallLog:
-        """A call comes to its collectives; `leave` of the log that this returns ends them.
-
-        All ranks of each agreement's team make sure that they are about to do the same, within
-        `seconds` or the default, and that inputs which peers may read lie alike. Raises UserError
-        while another thread is in a call, and as `agree` does.
-        """
-        attachment = self._find_attachment() or self._attach(agreements[0].purpose)
-        calls = attachment.calls
-        calls.enter(call)
-        try:
-            for agreement in agreements:
-                if not attachment.history(agreement.team).has_followed(agreement.key):
-                    self.agree(agreement, seconds)
-                if attachment.joined:
-                    self._agree_on_memory(attachment, agreement.team, inputs)
-        except BaseException:
-            calls.leave()
-            raise
-        return calls
+        """A call comes to its collectives; `leave` of the log that this returns ends them. Raises
+        as CallEntry.enter does."""
+        return self.entry(agreements).enter(call, inputs, seconds)
 
     def enter(self, team: Sequence[int], purpose: str, seconds: float | None = None) -> CallLog:
         """As `enter_call`, for collectives that no program has: `purpose` is all that they depend
@@ -483,7 +473,7 @@ class Communicator:
                 self._attachment.close()
                 self._attachment = None
 
-    def _find_attachment(self) -> _Attachment | None:
+    def _find_attachment(self) -> Attachment | None:
         """What stands on the present default process group; attaches to a new one, forgets one
         destroyed."""
         if self._is_off:
@@ -496,10 +486,10 @@ class Communicator:
             if self._attachment is not None and self._attachment.world is not world:
                 self.close()
             if self._attachment is None and world is not None:
-                self._attachment = _attach(world, self._environ)
+                self._attachment = attach(world, self._environ)
             return self._attachment
 
-    def _attach(self, purpose: object) -> _Attachment:
+    def _attach(self, purpose: object) -> Attachment:
         attachment = self._find_attachment()
         if attachment is None:
             if self._is_off:
@@ -515,34 +505,6 @@ class Communicator:
             attachment = self._find_attachment()
         assert attachment is not None
         return attachment
-
-
-def _elsewhere(group: Group, rank: int) -> str | None:
-    """What a peer does on a group that keeps it from all else: wait for this rank, or give up."""
-    notice = group.board.read(rank)
-    if notice is None:
-        return None
-    if notice.standing is Standing.failed:
-        return f"gave up: {notice.text}"
-    if notice.sequence <= group.posted:
-        return None
-    return (
-        f"does not come, but waits for {notice.text}, as this rank did in an earlier call: the "
-        "two run different programs, or one program with inputs of different global sizes"
-    )
-
-
-def _attach(world: dist.ProcessGroup, environ: Mapping[str, str]) -> _Attachment:
-    """Take a part of the store of a default process group, and say there who this process is."""
-    place = read_local_place(environ, dist.get_rank(), dist.get_world_size())
-    whole = dist.PrefixStore("meshfuse", dist.distributed_c10d._get_default_store())
-    # A launcher's store outlives the process groups on it; each of them gets keys of its own.
-    generation = whole.add(f"attached {place.rank}", 1)
-    store = dist.PrefixStore(str(generation), whole)
-    calls = CallLog(place.rank, dist.PrefixStore("calls", store))
-    attachment = _Attachment(world, store, place, calls)
-    publish_identity(attachment.processes, place.rank)
-    return attachment
 
 
 def _join_launch(launch: Launch, seconds: float, purpose: object) -> None:

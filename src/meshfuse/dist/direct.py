@@ -57,7 +57,8 @@ class DirectCollective:
 
     def _post_request(self, request: CollectiveRequest) -> None:
         pending = self._pending = self._communicator.post(request)
-        if pending.group is not None and self._start is None:
+        order = self._collective.order
+        if pending.group is not None and order == tuple(range(len(order))):
             self._group, self._text = pending.group, str(request)
             self._start = pending.group.bind(request)
 

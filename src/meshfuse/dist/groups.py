@@ -91,7 +91,7 @@ class Group:
             posting.sequence = self._sequence
             if posting.work is not None:
                 self._outstanding[posting.sequence] = posting
-            elif request.out.is_cuda:  # it is on the current stream, if it is anywhere
+            elif is_on_stream(request):  # on the current one, if it is anywhere
                 self._watch_stream(request.out.device, str(request))
         return posting
 
@@ -106,7 +106,7 @@ class Group:
         if self.transport is not None and request.transfer is not None:
             return self.transport.bind(request.collective, request.transfer)
         is_as_it_is = request.packing is None and request.src.dtype != torch.bool
-        if not (is_as_it_is and request.src.is_cuda):
+        if not (is_as_it_is and is_on_stream(request)):
             return None
         return collectives.start_of(self._usable_backend(request), request)
 
@@ -143,7 +143,7 @@ class Group:
 
         Raises CommunicationError as deadlines.wait does. An interrupt too leaves the group broken.
         """
-        if posting.request.out.is_cuda:
+        if is_on_stream(posting.request):
             self._wait_on_stream(posting)
         else:
             try:
@@ -226,6 +226,11 @@ class Group:
         for kept in (backend, self._outstanding):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         self._backend = None
+
+
+def is_on_stream(request: CollectiveRequest) -> bool:
+    """Whether streams wait for it, and not the host."""
+    return request.out.is_cuda
 
 
 def form_group(

@@ -5,6 +5,9 @@ their groups, transfers to the memory that peers share, streams and events. On G
 costs little more than torch's own operations in it.
 """
 
+# torch's context that switches grad off takes longer than all else that is done here for a call.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +16,7 @@ from typing import final
 
 import torch
 
+from meshfuse.dist.calls import Call
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.direct import DirectCollective, DirectTransfer
 from meshfuse.host.cuda_streams import BoundStreams
@@ -30,67 +34,86 @@ from meshfuse.host.plan import Bound, Executable, Plan, Slots
 Act = Callable[[Slots], object]
 """An action that does all that it stands for."""
 
+Draw = Callable[[Slots], None]
+"""Draws what a call needs at random."""
 
-def run_directly(
-    executable: Executable,
-    plan: Plan,
-    slots: Slots,
-    communicator: Communicator,
-    standing: object = None,
-) -> list[torch.Tensor]:
-    """The visible outputs; as run_plan under a driver, without a trace.
 
-    `standing`: what the groups of the communicator stand on, another one if they were made anew.
-    To be called under no_grad where operations run through torch.
-    """
+def direct_plan(executable: Executable, plan: Plan, communicator: Communicator) -> DirectPlan:
+    """The plan bound to the communicator, and to what its groups stand on now."""
     for direct in plan.direct:
-        if direct.is_of(communicator, standing):
-            return direct.run(slots)
-    direct = DirectPlan(executable, plan, communicator, standing)
+        if direct.is_of(communicator):
+            return direct
+    direct = DirectPlan(executable, plan, communicator)
     plan.direct[:] = [direct]
-    return direct.run(slots)
+    return direct
 
 
 @final
 class DirectPlan:
-    """A plan bound to a communicator, and to what that stands on. A call from a second thread, on
-    streams that the first still issues to, has a binding of its own."""
+    """A plan bound to a communicator. Safe to use from several threads: one that comes while
+    another issues to the same streams has a binding of its own."""
 
     __slots__ = (
         "_actions",
         "_bind_again",
         "_communicator",
+        "_entry",
+        "_evaluates",
+        "_inputs",
         "_meetings",
         "_outputs",
-        "_standing",
         "_streams",
         "_turn",
     )
 
-    def __init__(
-        self, executable: Executable, plan: Plan, communicator: Communicator, standing: object
-    ) -> None:
+    def __init__(self, executable: Executable, plan: Plan, communicator: Communicator) -> None:
         self._communicator = communicator
-        self._standing = standing
+        self._entry = communicator.entry(plan.agreements) if plan.agreements else None
         has_streams = plan.order is not None and executable.device.type == "cuda"
         self._streams = BoundStreams(executable.device) if has_streams else None
         self._turn = Lock()
-        self._outputs = executable.outputs
-        self._bind_again = lambda: DirectPlan(executable, plan, communicator, standing)
+        self._evaluates = executable.evaluates
+        self._inputs, self._outputs = len(executable.program.inputs), executable.outputs
+        self._bind_again = lambda: DirectPlan(executable, plan, communicator)
         binding = _Binding(communicator, self._streams, plan.bound)
         self._actions = tuple(binding.bind_all())
         self._meetings = binding.meetings
 
-    def is_of(self, communicator: Communicator, standing: object) -> bool:
+    def is_of(self, communicator: Communicator) -> bool:
         """Whether what was looked up is what there is now."""
-        return self._standing is standing and self._communicator is communicator
+        entry = self._entry
+        return communicator is self._communicator and (entry is None or entry.leads_in())
 
-    def run(self, slots: Slots) -> list[torch.Tensor]:
-        streams = self._streams
-        if streams is None:
-            return self._run(slots)
+    def run(
+        self, slots: Slots, call: Call | None, drawing: Draw | None = None
+    ) -> list[torch.Tensor]:
+        """A call with these inputs in the first slots: the visible outputs; as run_plan under a
+        driver, without a trace.
+
+        `call` is what the communicator counts it as. `drawing` puts what is drawn at random into
+        its slots. Raises as CallEntry.enter, Communicator.post and Pending.wait do.
+        """
+        has_grad = self._evaluates and torch.is_grad_enabled()
+        if has_grad:  # inputs have no grad, and only torch's operations would care
+            torch._C._set_grad_enabled(False)
+        log = None
+        try:
+            if self._entry is not None:
+                log = self._entry.enter(call, slots[: self._inputs])
+            if drawing is not None:  # before anything is posted
+                drawing(slots)
+            return self._run(slots) if self._streams is None else self._run_on(self._streams, slots)
+        finally:
+            if log is not None:
+                log.leave()
+            if has_grad:
+                torch._C._set_grad_enabled(True)
+
+    def _run_on(self, streams: BoundStreams, slots: Slots) -> list[torch.Tensor]:
         if not self._turn.acquire(blocking=False):
-            return self._bind_again().run(slots)
+            again = self._bind_again()
+            assert again._streams is not None
+            return again._run_on(again._streams, slots)
         try:
             with streams:
                 return self._run(slots)

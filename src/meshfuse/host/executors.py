@@ -1,12 +1,10 @@
 """HostIrExecutor: a whole host program, run by this process as the rank that it is."""
 
-# torch's context that switches grad off takes longer than all else that is done here for a call.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from threading import Lock
 from typing import final
 
@@ -20,7 +18,7 @@ from meshfuse.dist.communicator import Communicator, Pending
 from meshfuse.dist.random_states import draw_alike
 from meshfuse.host.cooperative import CooperativeRun, post
 from meshfuse.host.cuda_streams import BoundStreams
-from meshfuse.host.direct import run_directly
+from meshfuse.host.direct import Draw, direct_plan
 from meshfuse.host.events import AwaitWork, Event, Post, Reserve
 from meshfuse.host.load import load
 from meshfuse.host.nodes import HostProgram, KernelName
@@ -150,25 +148,20 @@ def run_planned(
     call: Call | None = None,
 ) -> list[torch.Tensor]:
     """As run_executable, of what `Executable.start` gave. The inputs are in the first slots."""
-    has_grad = executable.evaluates and torch.is_grad_enabled()
-    if has_grad:  # inputs have no grad, and only torch's operations would care
-        torch._C._set_grad_enabled(False)
-    log = None
-    try:
-        if plan.agreements:
-            inputs = slots[: len(executable.program.inputs)]
-            log = communicator.enter_call(call, plan.agreements, inputs)
-        if executable.drawing is not None:  # before anything is posted
-            executable.drawing.bind(slots, _draw(executable.drawing, communicator))
-        trace = _with_marks(trace)
-        if trace is None and not _takes_turns(executable, plan):
-            return run_directly(executable, plan, slots, communicator, log)
-        return _run_observed(executable, plan, slots, communicator, trace)
-    finally:
-        if log is not None:
+    trace = _with_marks(trace)
+    drawing = executable.drawing
+    draw = None if drawing is None else partial(_draw_into, drawing, communicator)
+    if trace is None and not _takes_turns(executable, plan):
+        return direct_plan(executable, plan, communicator).run(slots, call, draw)
+    with torch.no_grad():
+        if not plan.agreements:
+            return _run_observed(executable, plan, slots, communicator, trace, draw)
+        inputs = slots[: len(executable.program.inputs)]
+        log = communicator.enter_call(call, plan.agreements, inputs)
+        try:
+            return _run_observed(executable, plan, slots, communicator, trace, draw)
+        finally:
             log.leave()
-        if has_grad:
-            torch._C._set_grad_enabled(True)
 
 
 def _takes_turns(executable: Executable, plan: Plan) -> bool:
@@ -182,8 +175,11 @@ def _run_observed(
     slots: Slots,
     communicator: Communicator,
     trace: Trace | None,
+    draw: Draw | None,
 ) -> list[torch.Tensor]:
     """With a trace, or in turns: what comes next is known only when it has come to that."""
+    if draw is not None:  # before anything is posted
+        draw(slots)
     if plan.order is not None and _takes_turns(executable, plan):
         return _run_in_turns(executable, plan, plan.order, slots, communicator, trace)
     program = run_plan(executable, plan, slots, trace)
@@ -212,6 +208,10 @@ def _run_in_turns(
 
 def _draw(drawing: Drawing, communicator: Communicator) -> RandomState:
     return draw_alike(communicator, drawing.team, drawing.device, drawing.draws)
+
+
+def _draw_into(drawing: Drawing, communicator: Communicator, slots: Slots) -> None:
+    drawing.bind(slots, _draw(drawing, communicator))
 
 
 def _with_marks(trace: Trace | None) -> Trace | None:

@@ -9,7 +9,8 @@ import pytest
 import torch.distributed as dist
 
 from meshfuse.base.errors import UserError
-from meshfuse.dist.calls import ALONE_IN_CALL, CallLog, CallScope
+from meshfuse.dist.calls import CallLog
+from meshfuse.dist.communicator import Communicator
 
 
 def make_logs() -> tuple[CallLog, CallLog]:
@@ -18,8 +19,7 @@ def make_logs() -> tuple[CallLog, CallLog]:
 
 
 def refuse(log: CallLog, program: str) -> None:
-    with pytest.raises(ValueError, match="odd"), CallScope(log, log.count(program)):
-        raise ValueError("an odd shape")
+    log.refuse(log.count(program), ValueError("an odd shape"))
 
 
 def test_a_refusal_reaches_those_in_the_same_call_only() -> None:
@@ -50,9 +50,8 @@ def test_a_call_that_came_to_its_collectives_is_not_refused() -> None:
     mine, other = make_logs()
     mine.enter(mine.count("p"))
     call = other.count("p")
-    with pytest.raises(ValueError, match="odd"), CallScope(other, call) as begun:
-        other.enter(begun)
-        raise ValueError("an odd kernel")
+    other.enter(call)
+    other.refuse(call, ValueError("an odd kernel"))
     assert mine.refusals([1]) == {}
 
 
@@ -66,6 +65,6 @@ def test_one_call_at_a_time() -> None:
 
 
 def test_a_call_without_peers_tells_nobody() -> None:
-    with pytest.raises(ValueError, match="odd"), ALONE_IN_CALL as call:
+    with pytest.raises(ValueError, match="odd"), Communicator({}).in_call("p") as call:
         assert call is None
         raise ValueError("odd")

@@ -22,6 +22,7 @@ from torch.distributed import HashStore, PrefixStore, Store
 
 import meshfuse
 from meshfuse.base.errors import CommunicationError, UserValueError
+from meshfuse.dist import deadlines
 from meshfuse.dist.board import (
     Board,
     Notice,
@@ -32,7 +33,7 @@ from meshfuse.dist.board import (
     publish_identity,
 )
 from meshfuse.dist.collectives import CollectiveRequest, Posting
-from meshfuse.dist.deadlines import Deadline, await_arrival, read_timeout, wait
+from meshfuse.dist.deadlines import Deadline, StreamWatch, await_arrival, read_timeout, wait
 
 
 class ScriptedWork:
@@ -131,6 +132,75 @@ def test_error_of_the_backend_is_translated() -> None:
     failing = make_posting(ScriptedWork(0.01, "Connection closed by peer [::1]:1"))
     with pytest.raises(CommunicationError, match=SUBJECT + r".*rank 5.*\[Connection closed by pe"):
         wait(failing, mine, Deadline.after(30))
+
+
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[bool]]:
+    """Streams by handle: of each mark that was made on one, whether the stream has passed it."""
+    found: dict[int, list[bool]] = {0: []}
+
+    def mark(stream: list[bool]) -> Callable[[], bool]:
+        stream.append(False)
+        place = len(stream) - 1
+        return lambda: stream[place]
+
+    monkeypatch.setattr(deadlines, "current_handle", lambda device: 0)
+    monkeypatch.setattr(deadlines, "mark_stream", mark)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: found[0])
+    monkeypatch.setattr(deadlines, "POLL_SECONDS", 0.02)
+    return found
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+def test_streams_are_marked_when_they_have_passed_the_mark_before(
+    lanes: dict[int, list[bool]],
+) -> None:
+    mine, _ = make_boards()
+    reasons: list[str] = []
+    watch, stream = StreamWatch(mine, reasons.append), lanes[0]
+    for sequence in range(1, 4):
+        watch.note(torch.device("cpu"), sequence, f"gather {sequence}", 5)
+    eventually(lambda: len(stream) == 1)
+    watch.note(torch.device("cpu"), 4, "gather 4", 5)
+    time.sleep(0.1)
+    assert len(stream) == 1, "it is on its way to the first mark"
+    stream[0] = True
+    eventually(lambda: len(stream) == 2)
+    stream[1] = True
+    time.sleep(0.1)
+    assert (len(stream), reasons) == (2, []), "nothing is left to wait for"
+    watch.close()
+
+
+def test_a_stream_that_waits_for_a_lost_peer_ends(lanes: dict[int, list[bool]]) -> None:
+    mine, other = make_boards()
+    reasons: list[str] = []
+    watch = StreamWatch(mine, reasons.append)
+    watch.note(torch.device("cpu"), 1, "gather 1", 30)
+    watch.note(torch.device("cpu"), 2, "gather 2", 30)
+    other.announce(Notice(Standing.failed, 0, "out of memory"))
+    eventually(lambda: bool(reasons))
+    assert reasons[0].startswith("gather 1, or one behind it up to collective 2 of these ranks:")
+    assert "rank 5 gave up: out of memory" in reasons[0]
+    notice = mine.read(4)
+    assert notice is not None and (notice.standing, notice.sequence) == (Standing.waits, 1)
+    watch.close()
+
+
+def test_a_stream_has_a_deadline(lanes: dict[int, list[bool]]) -> None:
+    mine, _ = make_boards()
+    reasons: list[str] = []
+    watch = StreamWatch(mine, reasons.append)
+    watch.note(torch.device("cpu"), 1, "gather 1", 0.2)
+    eventually(lambda: bool(reasons))
+    assert "gather 1: rank 4 waited 0.2 s, its deadline: rank 5 does not wait" in reasons[0]
+    watch.close()
 
 
 def test_arrival_names_who_has_not_come() -> None:

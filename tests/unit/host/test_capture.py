@@ -61,6 +61,15 @@ class Peers:
     ) -> Any:
         return self
 
+    def entry(self, agreements: Sequence[object]) -> Any:
+        return self
+
+    def leads_in(self) -> bool:
+        return True
+
+    def enter(self, call: object, inputs: Sequence[object]) -> Any:
+        return self
+
     def leave(self) -> None:
         pass
 

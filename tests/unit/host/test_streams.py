@@ -389,6 +389,9 @@ def test_an_error_in_a_loop_is_told_to_the_peers() -> None:
 def _started(executable: Executable, inputs: list[torch.Tensor], transport: Any) -> object:
     """A call whose ranks have agreed already."""
     transport.enter_call = lambda call, agreements, inputs: transport
+    transport.entry = lambda agreements: transport
+    transport.leads_in = lambda: True
+    transport.enter = lambda call, inputs: transport
     transport.leave = lambda: None
     return run_executable(executable, inputs, transport)
 

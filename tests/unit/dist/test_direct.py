@@ -1,0 +1,190 @@
+"""What a plan posts again and again, on tensors of this process in place of a GPU's."""
+
+# torch.distributed documents its stores but does not declare them as exports:
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.distributed import HashStore, PrefixStore
+
+from meshfuse.base.errors import CommunicationError
+from meshfuse.dist import deadlines, groups
+from meshfuse.dist.board import Board, publish_identity
+from meshfuse.dist.bound_collectives import SizedCollective
+from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, Transfer
+from meshfuse.dist.communicator import Communicator, Pending
+from meshfuse.dist.direct import DirectCollective, DirectTransfer
+from meshfuse.dist.groups import Group
+from meshfuse.dist.transfers import SizedTransfer
+
+TEAM = (0, 1)
+
+
+@dataclass
+class Backend:
+    """That of two ranks which have the same. What it is asked is done at once, or by its work."""
+
+    log: list[str] = field(default_factory=list[str])
+    has_work: bool = False
+    fails: bool = False
+
+    def _allgather_base(self, out: torch.Tensor, src: torch.Tensor, *options: object) -> Any:
+        if self.fails:
+            raise RuntimeError("the other rank is away")
+        self.log.append(f"gather {src.numel()}")
+        out.view(2, -1).copy_(src.reshape(1, -1).expand(2, -1))
+        return SimpleNamespace(wait=lambda: self.log.append("wait")) if self.has_work else None
+
+    def allreduce(self, tensors: list[torch.Tensor], options: object) -> None:
+        self.log.append("reduce")
+        tensors[0].mul_(2)
+
+    def abort(self) -> None:
+        self.log.append("abort")
+
+
+@dataclass
+class Peers:
+    """In place of a communicator. `requests`: how often it was asked the long way."""
+
+    group: Group
+    requests: int = 0
+
+    def post(self, request: CollectiveRequest) -> Pending:
+        self.requests += 1
+        return Pending(self.group.post(request), self.group, 5.0)
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
+    monkeypatch.setattr(groups, "is_on_stream", lambda request: True)
+    monkeypatch.setattr(deadlines, "current_handle", lambda device: 7)
+    monkeypatch.setattr(deadlines, "mark_stream", lambda stream: lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    return Backend()
+
+
+def peers_over(backend: Backend) -> Peers:
+    store = HashStore()
+    notices, processes = PrefixStore("n", store), PrefixStore("p", store)
+    for rank in TEAM:
+        publish_identity(processes, rank)
+    return Peers(Group(Board(0, TEAM, notices, processes), cast(CollectiveBackend, backend)))
+
+
+def collective(
+    peers: Peers, kind: str, function: str | None = None, order: tuple[int, ...] = (0, 1)
+) -> DirectCollective:
+    sized = SizedCollective(3, kind, TEAM, order, function, "a test", None, False, at_once=True)
+    return DirectCollective(cast(Communicator, peers), sized)
+
+
+def test_the_second_post_goes_to_the_backend(backend: Backend) -> None:
+    peers = peers_over(backend)
+    gather = collective(peers, "all_gather")
+    for k in range(4):
+        src, out = torch.full((2, 3), float(k)), torch.empty(4, 3)
+        gather.post(src, out)
+        gather.wait()
+        assert torch.equal(out, src.repeat(2, 1))
+    assert (peers.requests, peers.group.posted) == (1, 4)
+
+
+def test_work_is_awaited_where_there_is_some(backend: Backend) -> None:
+    backend.has_work = True
+    gather = collective(peers_over(backend), "all_gather")
+    for _ in range(3):
+        gather.post(torch.ones(1, 2), torch.empty(2, 2))
+        gather.wait()
+    assert backend.log == ["gather 2", "wait"] * 3
+
+
+def test_sums_are_of_the_source(backend: Backend) -> None:
+    peers = peers_over(backend)
+    reduce = collective(peers, "all_reduce", "sum")
+    src = torch.arange(128.0 * 128).view(128, 128)  # smaller sums on CPUs are done here
+    for _ in range(3):
+        out = torch.empty(128, 128)
+        reduce.post(src, out)
+        assert torch.equal(out, 2 * src)
+        in_place = src.clone()
+        reduce.post(in_place, in_place)
+        assert torch.equal(in_place, 2 * src)
+    assert peers.requests == 1
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_memory_in_another_order_goes_the_long_way(
+    backend: Backend, order: tuple[int, int]
+) -> None:
+    """As transposed in memory, or contiguous where transposed is wanted: it is copied."""
+    peers = peers_over(backend)
+    reduce = collective(peers, "all_reduce", "sum", order)
+    whole = torch.arange(12.0).view(3, 4)
+    for src in (whole, whole.T.contiguous().T, whole, whole[:, :2], whole[:, :1].expand(3, 4)):
+        wanted = 2 * src
+        out = torch.empty_strided(
+            src.shape, (src.shape[1], 1) if order == (0, 1) else (1, src.shape[0])
+        )
+        reduce.post(src, out)
+        assert torch.equal(out, wanted)
+
+
+def test_an_error_of_the_backend_names_operation_and_ranks(backend: Backend) -> None:
+    peers = peers_over(backend)
+    gather = collective(peers, "all_gather")
+    src, out = torch.ones(1, 2), torch.empty(2, 2)
+    gather.post(src, out)
+    backend.fails = True
+    with pytest.raises(CommunicationError, match=r"all_gather number 3 over ranks \(0, 1\)"):
+        gather.post(src, out)
+    assert backend.log == ["gather 2", "abort"]
+    with pytest.raises(CommunicationError, match="the group failed before"):
+        gather.post(src, out)
+
+
+class Memory:
+    """In place of symmetric memory: the peer's chunk is the rank's own, negated."""
+
+    def __init__(self) -> None:
+        self.bound = 0
+
+    def bind(self, kind: str, transfer: Transfer) -> Any:
+        self.bound += 1
+
+        def start(src: torch.Tensor, out: torch.Tensor) -> None:
+            if not transfer.is_own:
+                out.copy_(-src)
+
+        return start
+
+    def post(self, request: CollectiveRequest) -> Any:
+        assert request.transfer is not None
+        self.bind(request.collective, request.transfer)(request.src, request.out)
+        return groups.Posting(request)
+
+
+@pytest.mark.parametrize("sources", [(0, 1), (1, 0)])
+def test_transfers_are_bound_once(backend: Backend, sources: tuple[int, int]) -> None:
+    peers, memory = peers_over(backend), Memory()
+    peers.group.transport = cast(Any, memory)
+    sized = SizedTransfer(
+        4, "fetch", TEAM, Transfer(0, sources), (2, 2), (0, 1), (2, 1), "a test"
+    )
+    fetch, into = DirectTransfer(cast(Communicator, peers), sized), torch.empty(2, 2)
+    for k in range(3):
+        src = torch.full((2, 2), float(k))
+        found = fetch.post(src, into if k == 1 else None)
+        fetch.wait()
+        if sources == (0, 1):
+            assert found is src
+        else:
+            assert torch.equal(found, -src)
+            assert (found is into) == (k == 1)
+    assert (peers.requests, memory.bound, peers.group.posted) == (1, 2, 3)
