@@ -97,6 +97,12 @@ def along_two_axes(d: int) -> Reduced:
     return Reduced(define(build), [x], -x.sum([0, 1]))
 
 
+def own_shards(case: Reduced, rank: int, d: int) -> list[torch.Tensor]:
+    """Of x [.., 4 d] and w [4 d, ..] the rank's parts."""
+    x, w = case.inputs
+    return [x.chunk(d, 1)[rank].contiguous(), w.chunk(d, 0)[rank].contiguous()]
+
+
 CASES: dict[str, Callable[[int], Reduced]] = {
     "row_parallel": row_parallel,
     "in_chunks": in_chunks,

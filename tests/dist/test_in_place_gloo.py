@@ -9,13 +9,7 @@ import torch
 from gloo_run import run_ranks
 from meshfuse.host.check import check_host_program
 from meshfuse.host.nodes import Communicate, all_nodes
-from reduced_in_place import CASES, Reduced, in_chunks, row_parallel
-
-
-def own_shards(case: Reduced, rank: int, d: int) -> list[torch.Tensor]:
-    """Of x [.., 4 d] and w [4 d, ..] the rank's parts."""
-    x, w = case.inputs
-    return [x.chunk(d, 1)[rank].contiguous(), w.chunk(d, 0)[rank].contiguous()]
+from reduced_in_place import CASES, in_chunks, own_shards, row_parallel
 
 
 def run_cases(rank: int, world_size: int) -> str:

@@ -45,11 +45,12 @@ def pipelines(rank: int, ranks: int) -> str:
         for _ in range(6):
             (found,) = fd.execute([block(x, rank, d), w])
             assert torch.equal(found, (x.cuda() @ w).relu())
-    fd = gather_then_multiply(d, 4 * d, pieces=2)
     x = integers(4 * d, 4)
-    for _ in range(6):
-        (found,) = fd.execute([block(x, rank, d), w])
-        assert torch.equal(found, (x.cuda() @ w).relu())
+    for pieces in (2, 4):
+        fd = gather_then_multiply(d, 4 * d, pieces=pieces)
+        for _ in range(6):
+            (found,) = fd.execute([block(x, rank, d), w])
+            assert torch.equal(found, (x.cuda() @ w).relu())
     x, w = integers(13, 4 * d), integers(4 * d, 3)
     fd = multiply_then_scatter(d, 13, 4 * d)
     for _ in range(6):
