@@ -16,7 +16,7 @@ from meshfuse.kernel.parser import parse_kernel
 from meshfuse.kernel.printer import print_kernel
 
 GOLDEN = Path(__file__).parent / "golden"
-PARTS = ("host_ir_lowering", "host_pieces", "host_reductions_in_place")
+PARTS = ("host_ir_lowering",)
 """Files of parts of programs."""
 OTHER_LANGUAGES = ("cpp_", "host_faults", "visualize")
 """Files of source text, which nothing of ours parses."""

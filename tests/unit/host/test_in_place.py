@@ -31,7 +31,7 @@ from meshfuse.host.nodes import (
     all_nodes,
 )
 from meshfuse.host.parser import parse_host_program
-from meshfuse.host.printer import print_host_program, print_node
+from meshfuse.host.printer import print_host_program
 from meshfuse.host.simulate import simulate as simulate_host
 from meshfuse.host.verify import verify_host_program
 from meshfuse.ir.axes import TensorName
@@ -67,11 +67,8 @@ def reductions(host: HostProgram) -> list[Communicate]:
 
 def test_texts(golden: GoldenCheck) -> None:
     """A result of its own, and chunks of one."""
-    parts: list[str] = []
-    for make in (row_parallel, in_chunks):
-        host = op_by_op(make(2))
-        parts += [make.__name__, "\n".join(map(print_node, host.body))]
-    golden("host_reductions_in_place", "\n".join(parts))
+    hosts = (op_by_op(make(2)) for make in (row_parallel, in_chunks))
+    golden("host_reductions_in_place", "\n".join(map(print_host_program, hosts)))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -28,7 +28,7 @@ from meshfuse.host.nodes import (
     all_nodes,
 )
 from meshfuse.host.prediction import Transmission, predict_items
-from meshfuse.host.printer import print_node
+from meshfuse.host.printer import print_host_program
 from meshfuse.host.simulate import simulate
 from meshfuse.host.timeline import Lane
 from meshfuse.kernel.nodes import IndexName
@@ -59,7 +59,7 @@ def in_pieces(d: int, rows: int, pieces: int, streams: int = 4) -> HostProgram:
 
 
 def test_text(golden: GoldenCheck) -> None:
-    golden("host_pieces", "\n".join(map(print_node, in_pieces(2, 8, 2).body)))
+    golden("host_pieces", print_host_program(in_pieces(2, 8, 2)))
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
