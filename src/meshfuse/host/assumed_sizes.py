@@ -25,6 +25,9 @@ from meshfuse.host.nodes import (
 
 _ODD: Final = 1021
 """A prime: chunks that are rounded up or down overlap, or leave something out, if they ever do."""
+_OTHERS: Final = (120, 121, 119, 5, 1, 0)
+"""What many numbers divide, what leaves a rest of one or all but one, fewer than there are chunks,
+and none."""
 
 
 def assumed_sizes(program: HostProgram) -> Mapping[str, int]:
@@ -33,17 +36,51 @@ def assumed_sizes(program: HostProgram) -> Mapping[str, int]:
     The sizes are such as a call might have: if demands are on them, a value that meets these.
     Indices of loops have values, too, which stand for nothing.
     """
-    named = [s for expression in _expressions(program) for s in free_symbols(expression)]
-    symbols = tuple(dict.fromkeys(named))
+    symbols = _symbols(program)
     coordinates = dict.fromkeys((str(found.symbol) for found in program.coordinates), 0)
     found = [_with_sizes(symbols, wanted) for wanted in _candidates(program.demands)]
-    fitting = (sizes for sizes in found if all(_holds(d, sizes) for d in program.demands))
+    fitting = (sizes for sizes in found if meets_demands(program, sizes))
     return {**next(fitting, found[0]), **coordinates}
+
+
+def other_sizes(program: HostProgram) -> Iterator[Mapping[str, int]]:
+    """More sizes that a call might have: even and uneven, few and none.
+
+    All symbols have one size first, then each its own, for what must be equal is said in demands.
+    """
+    base, symbols = assumed_sizes(program), _symbols(program)
+    fixed = {*(str(found.symbol) for found in program.coordinates), *_loop_names(program)}
+    sizes = [symbol for symbol in symbols if symbol.name not in fixed]
+    seen = [dict(base)]
+    for wanted in _OTHERS if sizes else ():
+        alike = dict.fromkeys(sizes, wanted)
+        apart = {symbol: wanted + place for place, symbol in enumerate(sizes)}
+        for chosen in (alike, apart):
+            found = {**base, **{s.name: nominal_size(s, size) for s, size in chosen.items()}}
+            if found not in seen and meets_demands(program, found):
+                seen.append(found)
+                yield found
+
+
+def meets_demands(program: HostProgram, sizes: Mapping[str, int]) -> bool:
+    """Whether a call may have these sizes."""
+    return all(_holds(demand, sizes) for demand in program.demands)
+
+
+def _loop_names(program: HostProgram) -> Iterator[str]:
+    return (node.index for node in all_nodes(program.body) if isinstance(node, ForLoop))
+
+
+def _symbols(program: HostProgram) -> tuple[Symbol, ...]:
+    named = [s for expression in _expressions(program) for s in free_symbols(expression)]
+    return tuple(dict.fromkeys(named))
 
 
 def _expressions(program: HostProgram) -> Iterator[IntExpr]:
     for buffer in program.buffers.values():
-        yield from buffer.shape
+        yield from (*buffer.shape, *buffer.whole)
+        axes = () if buffer.sharding is None else buffer.sharding.axes
+        yield from (digit.extent for digits in axes for digit in digits)
     for demand in program.demands:
         yield from demand.extents
     for node in all_nodes(program.body):

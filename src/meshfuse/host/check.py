@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from meshfuse.base.errors import InvariantError
 from meshfuse.expr import free_symbols
+from meshfuse.host.assumed_sizes import assumed_sizes, meets_demands, other_sizes
+from meshfuse.host.data_flow import check_data_flow
 from meshfuse.host.faults import Fault, FaultKind
 from meshfuse.host.meetings import (
     Meeting,
@@ -29,6 +31,8 @@ Standing = tuple[bool, ...]
 
 _MOST_SHOWN = 20
 """Faults that an error lists."""
+_MOST_FOLLOWED = 16
+"""So many ranks are all followed."""
 
 
 def check_host_program(
@@ -40,15 +44,46 @@ def check_host_program(
     with one rank of each other kind that it meets: the cost is linear in the nodes and the kinds of
     ranks. Loops are looked at unrolled, and places in the body are those there. Where chunks depend
     on the rank, the last is looked at, too: of uneven blocks it has the smallest.
+
+    Of a program that is sound so far is looked at what data comes where, and sizes that a call
+    gives are assumed to be others, until there is a fault.
     """
-    shown, standings = unrolled(program), _standings(program)
+    base = assumed_sizes(program)
+    faults = _check_at(program, base, ranks)
+    if faults or not meets_demands(program, base):
+        return faults
+    found = (_check_at(program, sizes, ranks) for sizes in other_sizes(program))
+    return next(filter(None, found), ())
+
+
+def _check_at(
+    program: HostProgram, sizes: Mapping[str, int], ranks: Sequence[int] | None
+) -> tuple[Fault, ...]:
+    """What is wrong if these are the sizes."""
+    shown, standings = unrolled(program, sizes), _standings(program)
     alike: dict[Standing, list[int]] = {}
     for rank in standings if ranks is None else ranks:
         if rank in standings:
             alike.setdefault(standings[rank], []).append(rank)
     looked_at = dict(_chosen(shown, alike.values()))
     partners = _partners(shown.program, tuple(looked_at), standings)
-    return _check(dict.fromkeys((*looked_at, *partners), shown), looked_at)
+    faults = _check(dict.fromkeys((*looked_at, *partners), shown), looked_at)
+    if faults or not meets_demands(program, sizes):
+        return faults
+    return check_data_flow(program, sizes, _followed(program, tuple(standings)))
+
+
+def _followed(program: HostProgram, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Ranks whose data is followed: of many, those on a line with the first along some axis."""
+    if len(ranks) <= _MOST_FOLLOWED:
+        return tuple(ranks)
+    found = dict.fromkeys(
+        rank
+        for mesh in program.meshes
+        for axis in mesh.parallel_types()
+        for rank in mesh.team(mesh.ids[0], axis)
+    )
+    return tuple(found)
 
 
 def check_ranks(programs: Mapping[int, HostProgram]) -> tuple[Fault, ...]:

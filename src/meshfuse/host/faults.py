@@ -17,7 +17,8 @@ _LONGEST_NODE = 100
 
 
 class FaultKind(Enum):
-    """Of one rank's memory and waits, its streams, its results, then of ranks that meet."""
+    """Of one rank's memory and waits, its streams, its results, then of ranks that meet,
+    and of what data comes where."""
 
     use_before_allocation = "use before allocation"
     use_after_free = "use after free"
@@ -50,6 +51,10 @@ class FaultKind(Enum):
     ranks_disagree = "ranks disagree"
     cyclic_wait = "cyclic wait"
     wrong_owner = "wrong owner"
+
+    wrong_part = "wrong part"
+    terms_missing = "terms missing"
+    terms_twice = "terms added twice"
 
 
 @final

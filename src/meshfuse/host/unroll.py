@@ -11,7 +11,6 @@ from meshfuse.expr import evaluate
 from meshfuse.host.assumed_sizes import assumed_sizes
 from meshfuse.host.events import CALLER
 from meshfuse.host.nodes import (
-    Chunk,
     Communicate,
     Evaluate,
     ForLoop,
@@ -69,17 +68,19 @@ class Unrolled:
     sizes: Mapping[str, int]
 
 
-def unrolled(program: HostProgram) -> Unrolled:
-    """As many iterations of each loop in a row as show all that there is to see.
+def unrolled(program: HostProgram, sizes: Mapping[str, int] | None = None) -> Unrolled:
+    """As many iterations of each loop in a row as show all that there is to see, for these sizes,
+    or such as a call might have.
 
     Of a loop on n streams these are n + 1, of which the last follows the first on its stream, and
     the last n, for which the caller waits: of a loop on one stream the first two and the last.
     """
+    sizes = assumed_sizes(program) if sizes is None else sizes
     nodes = list(all_nodes(program.body))
-    if not any(isinstance(node, ForLoop | OnStream | Chunk) for node in nodes):
-        return Unrolled(program, (_AT_ONCE,) * len(program.body), {})
+    if not any(isinstance(node, ForLoop | OnStream) for node in nodes):
+        return Unrolled(program, (_AT_ONCE,) * len(program.body), sizes)
     stride = sum(isinstance(node, Communicate) for node in nodes)
-    work = _Unrolling(assumed_sizes(program), stride)
+    work = _Unrolling(sizes, stride)
     found = list(work.unroll(program.body, _AT_ONCE))
     body = tuple(node for node, _ in found)
     return Unrolled(replace(program, body=body), tuple(there for _, there in found), work.sizes)

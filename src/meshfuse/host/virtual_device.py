@@ -349,7 +349,7 @@ class VirtualDevice:
     def _check_read(self, name: Name, held: _Held) -> None:
         memory, region = held.memory, held.region
         self._check_made(name, memory)
-        if not memory.is_written(region):
+        if not memory.is_written(region) and not self._is_empty(name):
             why = f"nothing has been written to {name}"
             self._tell(FaultKind.unwritten_read, name, why)
         for write in [uses.write for uses in memory.uses(region) if uses.write is not None]:
@@ -363,6 +363,11 @@ class VirtualDevice:
             others = ", ".join(sorted(memory.names - {name}))
             why = f"{name} shows the memory of {others}, which has been overwritten since"
             self._tell(FaultKind.overwritten_read, name, why)
+
+    def _is_empty(self, name: Name) -> bool:
+        """Whether it has no element, for the sizes that are assumed."""
+        buffer = self._program.buffers.get(TensorName(name))
+        return buffer is not None and 0 in (evaluate(e, self._values) for e in buffer.shape)
 
     def _check_write(self, name: Name, held: _Held) -> None:
         self._check_made(name, held.memory)
@@ -437,7 +442,7 @@ class VirtualDevice:
         if held is None:
             state = "has been freed" if name in self._freed else "is never made"
             self._tell(FaultKind.output_missing, name, f"the result {name} {state}")
-        elif not held.memory.is_written(WHOLE):
+        elif not held.memory.is_written(WHOLE) and not self._is_empty(name):
             why = f"nothing has been written to the result {name}"
             self._tell(FaultKind.output_unwritten, name, why)
         else:
