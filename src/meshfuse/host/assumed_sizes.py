@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import lcm
 from typing import Final
 
@@ -25,9 +25,9 @@ from meshfuse.host.nodes import (
 
 _ODD: Final = 1021
 """A prime: chunks that are rounded up or down overlap, or leave something out, if they ever do."""
-_OTHERS: Final = (120, 121, 119, 5, 1, 0)
-"""What many numbers divide, what leaves a rest of one or all but one, fewer than there are chunks,
-and none."""
+_OTHERS: Final = (120, 121, 119, 1100, 5, 1, 0)
+"""What many numbers divide, what leaves a rest of one or all but one, more than is assumed first,
+fewer than there are chunks, and none."""
 
 
 def assumed_sizes(program: HostProgram) -> Mapping[str, int]:
@@ -36,7 +36,7 @@ def assumed_sizes(program: HostProgram) -> Mapping[str, int]:
     The sizes are such as a call might have: if demands are on them, a value that meets these.
     Indices of loops have values, too, which stand for nothing.
     """
-    symbols = _symbols(program)
+    symbols = _symbols(_expressions(program))
     coordinates = dict.fromkeys((str(found.symbol) for found in program.coordinates), 0)
     found = [_with_sizes(symbols, wanted) for wanted in _candidates(program.demands)]
     fitting = (sizes for sizes in found if meets_demands(program, sizes))
@@ -44,15 +44,17 @@ def assumed_sizes(program: HostProgram) -> Mapping[str, int]:
 
 
 def other_sizes(program: HostProgram) -> Iterator[Mapping[str, int]]:
-    """More sizes that a call might have: even and uneven, few and none.
+    """More sizes that a call might have, where chunks depend on them: even and uneven, few, none.
 
     All symbols have one size first, then each its own, for what must be equal is said in demands.
     """
-    base, symbols = assumed_sizes(program), _symbols(program)
-    fixed = {*(str(found.symbol) for found in program.coordinates), *_loop_names(program)}
-    sizes = [symbol for symbol in symbols if symbol.name not in fixed]
-    seen = [dict(base)]
-    for wanted in _OTHERS if sizes else ():
+    base = assumed_sizes(program)
+    fixed = {found.symbol for found in program.coordinates}
+    fixed.update(node.index for node in all_nodes(program.body) if isinstance(node, ForLoop))
+    sizes = [symbol for symbol in _symbols(_expressions(program)) if symbol.name not in fixed]
+    is_open = not fixed.issuperset(symbol.name for symbol in _symbols(_chunk_sizes(program)))
+    seen = [base]
+    for wanted in _OTHERS if is_open else ():
         alike = dict.fromkeys(sizes, wanted)
         apart = {symbol: wanted + place for place, symbol in enumerate(sizes)}
         for chosen in (alike, apart):
@@ -67,13 +69,18 @@ def meets_demands(program: HostProgram, sizes: Mapping[str, int]) -> bool:
     return all(_holds(demand, sizes) for demand in program.demands)
 
 
-def _loop_names(program: HostProgram) -> Iterator[str]:
-    return (node.index for node in all_nodes(program.body) if isinstance(node, ForLoop))
+def _symbols(expressions: Iterable[IntExpr]) -> tuple[Symbol, ...]:
+    return tuple(dict.fromkeys(s for found in expressions for s in free_symbols(found)))
 
 
-def _symbols(program: HostProgram) -> tuple[Symbol, ...]:
-    named = [s for expression in _expressions(program) for s in free_symbols(expression)]
-    return tuple(dict.fromkeys(named))
+def _chunk_sizes(program: HostProgram) -> Iterator[IntExpr]:
+    """How many chunks there are, where they begin and how long they are."""
+    for node in all_nodes(program.body):
+        if isinstance(node, ForLoop):
+            yield node.count
+        elif isinstance(node, Chunk):
+            yield node.start
+            yield program.buffers[node.out].shape[node.axis]
 
 
 def _expressions(program: HostProgram) -> Iterator[IntExpr]:

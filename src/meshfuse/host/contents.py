@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import final
 
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import const, evaluate
-from meshfuse.facts.digits import Digit, Digits
+from meshfuse.facts.digits import Digit, Digits, is_whole
 from meshfuse.facts.holdings import held, rank_coordinates
 from meshfuse.host.faults import Fault, FaultKind, node_text
 from meshfuse.host.indices import ZERO, Indices, Twice, added, differ
 from meshfuse.host.nodes import ForLoop, HostProgram, Node, all_nodes
 from meshfuse.host.pieces import Box, Pieces, Value
 from meshfuse.ir.axes import TensorName
+
+_coordinates = lru_cache(16)(rank_coordinates)
 
 
 @final
@@ -99,9 +102,11 @@ class Contents:
         lengths = [evaluate(extent, here.values) for extent in buffer.shape]
         found = tuple(map(Indices.all_of, lengths))
         if buffer.sharding is not None and buffer.mesh is not None:
-            place = rank_coordinates(buffer.mesh)[here.rank]
+            place = _coordinates(buffer.mesh)[here.rank]
             found = tuple(
-                Indices(size, held(_sized(digits, here.values), size, place))
+                Indices.all_of(size)
+                if is_whole(digits)
+                else Indices(size, held(_sized(digits, here.values), size, place))
                 for digits, extent in zip(buffer.sharding.axes, buffer.extents, strict=True)
                 for size in [evaluate(extent, here.values)]
             )
@@ -176,6 +181,15 @@ class Contents:
         if adds:
             value = Value(value.axes, self.sum_of(here, name, [memory.value(box), value]))
         memory.write(box, value)
+
+    def check_lengths(self, here: RankContents, name: TensorName, value: Value) -> None:
+        """What an operation makes of its operands must be as long as its result; but one place may
+        stretch."""
+        box = here.held[name].box
+        for axis, ((low, high), indices) in enumerate(zip(box, value.axes, strict=True)):
+            if indices is not None and indices.extent > 1 and len(indices) != high - low:
+                why = f"{name} has {high - low} places along axis {axis}, and gets {indices}"
+                self.tell(FaultKind.wrong_part, here, name, why)
 
     def sum_of(
         self, here: RankContents, name: TensorName, values: Sequence[Value], *, once: bool = True

@@ -49,6 +49,7 @@ from meshfuse.host.nodes import (
 from meshfuse.host.pieces import Value
 from meshfuse.host.unroll import iterations
 from meshfuse.ir.axes import TensorName
+from meshfuse.ir.ops import Expr
 from meshfuse.ir.rewrite import read_names
 
 _COMBINING = (Collective.all_reduce, Collective.reduce_scatter)
@@ -71,13 +72,15 @@ class _Flow:
     ) -> None:
         self._program = program
         self._contents = Contents(program, sizes, ranks)
+        self._joints: dict[int, Joints] = {}
 
     def run(self) -> Iterator[Fault]:
         work, program = self._contents, self._program
         for here in work.ranks.values():
             for name in program.inputs:
                 if work.is_here(here, name):
-                    self._define(here, TensorName(name), Value((None,) * self._rank_of(name)))
+                    work.make(here, TensorName(name))
+                    work.write(here, TensorName(name), Value((None,) * self._rank_of(name)))
         nodes = iterations(program.body, work.sizes)
         for place, (node, there) in enumerate(nodes):
             work.go_to(place, node, there)
@@ -91,10 +94,6 @@ class _Flow:
 
     def _rank_of(self, name: str) -> int:
         return len(self._program.buffers[TensorName(name)].shape)
-
-    def _define(self, here: RankContents, name: TensorName, value: Value) -> None:
-        self._contents.make(here, name)
-        self._contents.write(here, name, value)
 
     # Nodes.
 
@@ -161,14 +160,13 @@ class _Flow:
             for name, buffer in pairs
             if not buffer.written
         }
-        added_to = {TensorName(b.name): name for name, b in pairs if not b.written}
+        called = {TensorName(b.name): name for name, b in pairs if not b.written}
         for name, buffer in pairs:
             if buffer.written:
-                operands = {k: v for k, v in given.items() if added_to[k] != name}
                 found = joints.get(buffer.name, UNKNOWN)
+                operands = {k: given[k] for k in found.behind if called[k] != name}
                 value = self._result(found, operands, TensorName(buffer.name), name, here)
-                adds = name in added_to.values()
-                self._contents.write(here, name, value, adds=adds)
+                self._contents.write(here, name, value, adds=name in called.values())
 
     def _evaluate(self, node: Evaluate, here: RankContents) -> None:
         work = self._contents
@@ -179,13 +177,19 @@ class _Flow:
                 continue
             is_sum = node.sum_over is not None
             values = {name: work.read(here, name, for_sum=is_sum) for name in read}
-            joints = joints_of(expr, self._ranks)
+            joints = self._joints_of(expr)
             for out in outs:
                 value = self._result(joints, values, out, out, here)
-                if out == node.into:
-                    work.write(here, out, value, adds=node.adds(work.there))
-                else:
-                    self._define(here, out, value)
+                if out != node.into:
+                    work.make(here, out)
+                work.check_lengths(here, out, value)
+                work.write(here, out, value, adds=out == node.into and node.adds(work.there))
+
+    def _joints_of(self, expr: Expr) -> Joints:
+        """The same on all ranks and in all iterations."""
+        if id(expr) not in self._joints:
+            self._joints[id(expr)] = joints_of(expr, self._ranks)
+        return self._joints[id(expr)]
 
     def _ranks(self, name: str) -> int | None:
         buffer = self._program.buffers.get(TensorName(name))

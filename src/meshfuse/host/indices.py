@@ -94,6 +94,8 @@ def led_to(pairs: Iterable[tuple[Indices, Indices]], wanted: Indices) -> Indices
     known = [(named, found) for named, found in pairs if named.runs]
     if not known or len({found.extent for _, found in known}) != 1:
         return None
+    if all(named is found for named, found in known):
+        return wanted
     extent = known[0][1].extent
     shifts = {_shift(named, found) for named, found in known}
     if len(shifts) == 1 and None not in shifts:

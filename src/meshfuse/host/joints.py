@@ -71,11 +71,13 @@ class Joint:
 class Joints:
     """What is known of an operation. Axes of results that are not `met` are its own.
 
-    `sums`: whether all that is reduced is among the joints; else nothing is known of that.
+    `sums`: whether all that is reduced is among the joints; else nothing is known of that. Of the
+    result of a kernel, what it is made of is `behind` it.
     """
 
     met: tuple[Joint, ...] = ()
     sums: bool = False
+    behind: frozenset[TensorName] = frozenset()
 
 
 UNKNOWN = Joints()
@@ -277,14 +279,19 @@ def _stored(name: BufferName, places: Sequence[tuple[IntExpr, ...]], loads: _Loa
     alike = [(buffer, found) for buffer, found in loads if len(found) == len(index)]
     single = [axis for axis, expression in enumerate(index) if expression is const(0)]
     met = [
-        Joint(tuple((TensorName(b), a) for b, found in alike if found[a] is const(0)), ((out, a),), True)
+        Joint(
+            tuple((TensorName(b), a) for b, found in alike if found[a] is const(0)),
+            ((out, a),),
+            True,
+        )
         for a in single
     ]
     met += [Joint(tuple(reads[e]), ((out, a),)) for a, e in enumerate(index) if e in reads]
     rest = [expression for expression in reads if expression not in index]
     varying = _symbols(index)
     met += [Joint(tuple(reads[e])) for e in rest if varying.isdisjoint(_symbols([e]))]
-    return Joints(tuple(met), sums=all(varying.isdisjoint(_symbols([e])) for e in rest))
+    sums = all(varying.isdisjoint(_symbols([e])) for e in rest)
+    return Joints(tuple(met), sums, frozenset(TensorName(buffer) for buffer, _ in loads))
 
 
 def _symbols(expressions: Iterable[IntExpr]) -> set[str]:

@@ -88,13 +88,15 @@ class Pieces:
     def value(self, box: Box) -> Value:
         """What has been written to a box. Of sums that differ, one that is not complete."""
         axes = tuple(self.indices(axis, *side) for axis, side in enumerate(box))
+        if len(self.pieces) == 1:
+            return Value(axes, self.pieces[0].terms)
         sums = [piece.terms for piece in self.pieces if common(piece.box, box) is not None]
         terms = next((found for found in sums if found), None if None in sums else ())
         return Value(axes, terms)
 
     def unwritten(self, box: Box) -> Box | None:
         """Some part of a box that nothing has been written to."""
-        left = [] if is_empty(box) else [box]
+        left = [] if is_empty(box) or any(piece.box == box for piece in self.pieces) else [box]
         for piece in self.pieces:
             rest: list[Box] = []
             for part in left:

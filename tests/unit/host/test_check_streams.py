@@ -10,7 +10,8 @@ import pytest
 
 from chunk_programs import product
 from golden_text import GoldenCheck
-from host_loops import STREAM, chunks, define, dense, gathered_rows
+from host_loops import define, gathered_rows
+from looped_programs import added_columns, nested, of_any_size, two_layers, two_loops, updated
 from meshfuse import FusionDefinition
 from meshfuse.base.options import NO_OPTIONS, with_options
 from meshfuse.expr import symbol
@@ -27,69 +28,11 @@ from meshfuse.pipeline import outline_program
 from peer_programs import gather_then_multiply, multiply_then_scatter, pipelined_mlp
 from planted_faults import PLANTERS, ranks_of
 from planted_stream_faults import LOOP_PLANTERS, SOUND_CHANGES
-from sharded_runs import X, mesh_of, place
 
 
 def outlined(fd: FusionDefinition, streams: int = 4, form: Overlap = PLAIN) -> HostProgram:
     options = with_options(NO_OPTIONS, [f"number_of_streams({streams})"])
     return outline_program(fd.fusion.recording.program, form, options).host
-
-
-def added_columns(fd: FusionDefinition) -> None:
-    total = fd.ops.sum(fd.ops.mul(dense(fd, 7, 5), dense(fd, 7, 5)), [0])
-    chunks(total, 0, 3)
-    fd.add_output(fd.ops.neg(total))
-
-
-def two_loops(fd: FusionDefinition) -> None:
-    """What one writes in 6 chunks of columns the other reads in 12 of rows, and then no more."""
-    c = fd.ops.matmul(dense(fd, 12, 4), dense(fd, 4, 6))
-    d = fd.ops.matmul(c, dense(fd, 6, 3))
-    chunks(c, 1, 6)
-    chunks(d, 0, 12)
-    fd.add_output(d)
-
-
-def nested(fd: FusionDefinition) -> None:
-    c = fd.ops.matmul(dense(fd, 10, 7), dense(fd, 7, 6))
-    chunks(c, 0, 5)
-    chunks(c, 3, 3)
-    fd.add_output(fd.ops.relu(c))
-
-
-def of_any_size(fd: FusionDefinition) -> None:
-    x = fd.define_tensor([-1, -1], contiguity=True)
-    y = fd.ops.relu(x)
-    z = fd.ops.sum(y, [1])
-    for tensor in (y, z):
-        tensor.inner_split(0, 3)
-        tensor.axis(0).parallelize(STREAM)
-        fd.add_output(tensor)
-
-
-def updated(fd: FusionDefinition) -> None:
-    x = dense(fd, 9, 4)
-    y = fd.ops.mul(x, 2.0)
-    chunks(y, 0, 3)
-    fd.add_output(y, x)
-
-
-def two_layers() -> FusionDefinition:
-    """Two perceptrons in a row, of which each rank has a part of the hidden axes."""
-    mesh = mesh_of(2)
-
-    def build(fd: FusionDefinition) -> None:
-        x = y = dense(fd, 8, 3, 4)
-        for _ in range(2):
-            v, w = dense(fd, 4, 4), dense(fd, 4, 4)
-            y = fd.ops.linear(fd.ops.relu(fd.ops.linear(y, v)), w)
-            place(mesh, {0: X}, v)
-            place(mesh, {1: X}, w)
-            place(mesh, {}, y)
-        place(mesh, {}, x)
-        fd.add_output(y)
-
-    return define(build)
 
 
 PROGRAMS: dict[str, Callable[[], HostProgram]] = {
