@@ -1,7 +1,8 @@
 """The checker of host programs: all ranks run on devices without data, before anything runs.
 
-It finds what one rank does wrong with its memory (virtual_device.py) and what ranks do that others
-do not wait for, or wait for for ever (meetings.py), and says it as values.
+It finds what one rank does wrong with its memory (virtual_device.py), what ranks do that others do
+not wait for, or wait for for ever (meetings.py), and what data comes to a wrong place or is missing
+(data_flow.py), and says it as values.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def check_host_program(
     ranks. Loops are looked at unrolled, and places in the body are those there. Where chunks depend
     on the rank, the last is looked at, too: of uneven blocks it has the smallest.
 
-    Of a program that is sound so far is looked at what data comes where, and sizes that a call
-    gives are assumed to be others, until there is a fault.
+    Of a program that is sound so far is looked at what data comes where, of loops in all iterations
+    in a row, and sizes that a call gives are assumed to be others, until there is a fault.
     """
     base = assumed_sizes(program)
     faults = _check_at(program, base, ranks)
@@ -74,7 +75,7 @@ def _check_at(
 
 
 def _followed(program: HostProgram, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Ranks whose data is followed: of many, those on a line with the first along some axis."""
+    """Ranks whose data is followed: of many, some that are on a line with the first."""
     if len(ranks) <= _MOST_FOLLOWED:
         return tuple(ranks)
     found = dict.fromkeys(
@@ -83,11 +84,12 @@ def _followed(program: HostProgram, ranks: Sequence[int]) -> tuple[int, ...]:
         for axis in mesh.parallel_types()
         for rank in mesh.team(mesh.ids[0], axis)
     )
-    return tuple(found)
+    return tuple(found)[: 2 * _MOST_FOLLOWED]
 
 
 def check_ranks(programs: Mapping[int, HostProgram]) -> tuple[Fault, ...]:
-    """As `check_host_program`, where each rank has a program of its own: all ranks are looked at.
+    """As `check_host_program`, where each rank has a program of its own: all ranks are looked at, but
+    not what data comes where.
 
     Ranks that are not given are taken to post what those that are expect of them.
     """

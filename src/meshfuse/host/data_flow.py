@@ -16,17 +16,17 @@ kernel without a body: nothing is known of it then, and nothing is said.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import final
 
 from typing_extensions import assert_never
 
 from meshfuse.base.errors import InvariantError
-from meshfuse.expr import evaluate
+from meshfuse.expr import IntExpr, evaluate
 from meshfuse.host.contents import Contents, RankContents
 from meshfuse.host.faults import Fault, FaultKind
-from meshfuse.host.indices import ZERO, Indices, Terms, differ, led_to, reduced
-from meshfuse.host.joints import UNKNOWN, Joint, Joints, joints_of, joints_of_kernel
+from meshfuse.host.indices import ZERO, Indices, Terms, differ, led_to, reduced, reshaped
+from meshfuse.host.joints import UNKNOWN, Joint, Joints, joints_of
+from meshfuse.host.kernel_joints import joints_of_kernel
 from meshfuse.host.nodes import (
     Allocate,
     Chunk,
@@ -37,6 +37,7 @@ from meshfuse.host.nodes import (
     ForLoop,
     Free,
     HostProgram,
+    KernelName,
     Launch,
     Node,
     OnStream,
@@ -49,12 +50,11 @@ from meshfuse.host.nodes import (
 from meshfuse.host.pieces import Value
 from meshfuse.host.unroll import iterations
 from meshfuse.ir.axes import TensorName
-from meshfuse.ir.ops import Expr
+from meshfuse.ir.ops import Expr, Reshape
 from meshfuse.ir.rewrite import read_names
+from meshfuse.kernel.nodes import BufferName
 
 _COMBINING = (Collective.all_reduce, Collective.reduce_scatter)
-
-_joints_of_kernel = lru_cache(256)(joints_of_kernel)
 
 
 def check_data_flow(
@@ -67,12 +67,15 @@ def check_data_flow(
 
 @final
 class _Flow:
+    """All that `ranks` do, in the order of the text, to what they have."""
+
     def __init__(
         self, program: HostProgram, sizes: Mapping[str, int], ranks: Sequence[int]
     ) -> None:
         self._program = program
         self._contents = Contents(program, sizes, ranks)
         self._joints: dict[int, Joints] = {}
+        self._kernel_joints: dict[KernelName, Mapping[BufferName, Joints]] = {}
 
     def run(self) -> Iterator[Fault]:
         work, program = self._contents, self._program
@@ -81,8 +84,7 @@ class _Flow:
                 if work.is_here(here, name):
                     work.make(here, TensorName(name))
                     work.write(here, TensorName(name), Value((None,) * self._rank_of(name)))
-        nodes = iterations(program.body, work.sizes)
-        for place, (node, there) in enumerate(nodes):
+        for place, (node, there) in enumerate(iterations(program.body, work.sizes)):
             work.go_to(place, node, there)
             self._do(node)
         work.go_to(None, None, work.sizes)
@@ -152,7 +154,9 @@ class _Flow:
 
     def _launch(self, node: Launch, here: RankContents) -> None:
         kernel = self._program.kernels[node.kernel]
-        joints = _joints_of_kernel(kernel)
+        joints = self._kernel_joints.get(node.kernel)
+        if joints is None:
+            joints = self._kernel_joints[node.kernel] = joints_of_kernel(kernel)
         pairs = list(zip(node.buffers, kernel.buffers, strict=True))
         written = {name for name, buffer in pairs if buffer.written}
         given = {
@@ -180,20 +184,27 @@ class _Flow:
             joints = self._joints_of(expr)
             for out in outs:
                 value = self._result(joints, values, out, out, here)
+                if isinstance(expr, Reshape):
+                    value = self._reshaped(expr, values[expr.src], here)
                 if out != node.into:
                     work.make(here, out)
                 work.check_lengths(here, out, value)
                 work.write(here, out, value, adds=out == node.into and node.adds(work.there))
 
+    def _reshaped(self, expr: Reshape, value: Value, here: RankContents) -> Value:
+        before = [high - low for low, high in here.held[expr.src].box]
+        after = [evaluate(e, here.values) for e in self._program.buffers[expr.out].shape]
+        return Value(reshaped(value.axes, before, after), value.terms)
+
     def _joints_of(self, expr: Expr) -> Joints:
         """The same on all ranks and in all iterations."""
         if id(expr) not in self._joints:
-            self._joints[id(expr)] = joints_of(expr, self._ranks)
+            self._joints[id(expr)] = joints_of(expr, self._extents)
         return self._joints[id(expr)]
 
-    def _ranks(self, name: str) -> int | None:
+    def _extents(self, name: str) -> Sequence[IntExpr]:
         buffer = self._program.buffers.get(TensorName(name))
-        return None if buffer is None else len(buffer.shape)
+        return () if buffer is None else buffer.extents
 
     def _result(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final, final
@@ -82,6 +83,61 @@ def differ(one: Indices | None, other: Indices | None) -> bool:
         return True
     pairs = zip(chain(*one.runs), chain(*other.runs), strict=True)
     return len(one) > _LONGEST or any(a != b for a, b in pairs)
+
+
+# Other axes.
+
+
+def reshaped(
+    axes: Sequence[Indices | None], before: Sequence[int], after: Sequence[int]
+) -> tuple[Indices | None, ...]:
+    """The indices of what axes become where they are read as one row and cut anew; the lengths of
+    axes were `before`, and are `after`.
+
+    6 to 7 of 8, and all of 4, as one   ->   24 to 31 of 32
+
+    Known where of axes that are taken together only the first is in parts.
+    """
+    made: list[Indices | None] = []
+    for old, new in _groups(before, after):
+        made += _cut(_in_a_row(axes[old.start : old.stop]), after[new.start : new.stop])
+    return (*made, *[None] * (len(after) - len(made)))
+
+
+def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[range, range]]:
+    """The fewest axes that have as many elements on both sides, as far as there are such."""
+    i = j = 0
+    while i < len(before) and j < len(after) and 0 not in (*before, *after):
+        m, n = i + 1, j + 1
+        while (size := math.prod(before[i:m])) != (wanted := math.prod(after[j:n])):
+            if max(m - len(before), n - len(after)) > 0:
+                return
+            m, n = (m + 1, n) if size < wanted else (m, n + 1)
+        yield range(i, m), range(j, n)
+        i, j = m, n
+
+
+def _in_a_row(axes: Sequence[Indices | None]) -> Indices | None:
+    known = [found for found in axes if found is not None]
+    if len(known) < len(axes) or len(axes) == 1:
+        return axes[0] if len(axes) == 1 else None
+    first, *others = known
+    inner = math.prod(found.extent for found in others)
+    if not all(found.are_all for found in others) or any(r.step != 1 for r in first.runs):
+        return None
+    runs = tuple(range(run.start * inner, run.stop * inner) for run in first.runs)
+    return Indices(first.extent * inner, runs)
+
+
+def _cut(indices: Indices | None, lengths: Sequence[int]) -> Sequence[Indices | None]:
+    inner = math.prod(lengths[1:])
+    if len(lengths) == 1 or indices is None:
+        return [indices] if len(lengths) == 1 else [None] * len(lengths)
+    bounds = [bound for run in indices.runs for bound in (run.start, run.stop, indices.extent)]
+    if any(run.step != 1 for run in indices.runs) or any(bound % inner for bound in bounds):
+        return [None] * len(lengths)
+    runs = tuple(range(run.start // inner, run.stop // inner) for run in indices.runs)
+    return [Indices(indices.extent // inner, runs), *map(Indices.all_of, lengths[1:])]
 
 
 # Between ranks.

@@ -26,8 +26,8 @@ from meshfuse.expr import evaluate
 from meshfuse.facts.overlap_form import PLAIN, Overlap
 from meshfuse.host.assumed_sizes import assumed_sizes, other_sizes
 from meshfuse.host.check import check_host_program
-from meshfuse.host.indices import ZERO, Indices, Terms, Twice, added, differ, led_to
-from meshfuse.host.joints import joints_of_kernel
+from meshfuse.host.indices import ZERO, Indices, Terms, Twice, added, differ, led_to, reshaped
+from meshfuse.host.kernel_joints import joints_of_kernel
 from meshfuse.host.nodes import HostProgram
 from meshfuse.host.pieces import Pieces, Value
 from meshfuse.ir.axes import TensorName
@@ -36,6 +36,8 @@ from meshfuse.runtime.arguments import signature_of
 from meshfuse.runtime.torch_types import to_torch_dtype
 from peer_programs import gather_then_multiply, multiply_then_scatter, pipelined_mlp
 from planted_data_faults import DATA_PLANTERS, SIZE_PLANTERS
+from sharded_runs import mesh_of
+from transformer_layer import Sizes, define_backward
 
 ON_STREAMS = ("chunks_shifted_by_one", "chunks_in_reverse", "all_ranks_take_the_next_owner")
 """Planters that leave all in order on several streams."""
@@ -111,6 +113,17 @@ def test_planted_faults_are_found(planter: str) -> None:
         assert planted.is_found(), (name, planted, list(map(str, planted.check())))
 
 
+@pytest.mark.parametrize("form", [Overlap.chunks(2), Overlap.peers()])
+def test_a_layer_is_followed_as_a_whole(form: Overlap) -> None:
+    """Through attention, norms, reshapes and parts of a weight for q, k and v."""
+    sizes = Sizes(batch=4, tokens=8, heads=4, features=16)
+    program = compiled(define_backward(sizes, mesh_of(2), True), kernels=True, form=form)
+    spoilt = list(DATA_PLANTERS["chunks_shifted_by_one"](program))
+    assert len(spoilt) >= 20
+    for planted in spoilt:
+        assert planted.is_found(), planted
+
+
 @pytest.mark.parametrize("planter", SIZE_PLANTERS)
 def test_what_fits_some_sizes_only_is_found(planter: str) -> None:
     """Nothing is wrong at the sizes that are assumed first."""
@@ -180,6 +193,17 @@ def test_ranks_lead_from_their_own_indices_to_those_of_all() -> None:
     )
 
 
+def test_axes_that_are_reshaped() -> None:
+    rows, all_four = some(8, range(6, 8)), Indices.all_of(4)
+    assert reshaped([rows, all_four], [2, 4], [8]) == (some(32, range(24, 32)),)
+    assert reshaped([some(32, range(24, 32))], [8], [2, 4]) == (rows, all_four)
+    assert reshaped([rows, None, all_four], [2, 3, 4], [2, 12]) == (rows, None)
+    assert reshaped([all_four, rows], [4, 2], [8]) == (None,)
+    assert reshaped([some(8, range(3, 5)), all_four], [2, 4], [4, 2])[0] == some(16, range(6, 10))
+    assert reshaped([some(9, range(3))], [3], [3, 1]) == (some(9, range(3)), None)
+    assert reshaped([rows], [2], [0]) == (None,)
+
+
 @pytest.mark.parametrize(
     ("sums", "wanted"),
     [
@@ -232,6 +256,6 @@ def test_axes_of_a_kernel_are_one_if_they_are_indexed_alike() -> None:
     [found] = joints_of_kernel(kernel).values()
     assert found.sums
     assert [(joint.read, [axis for _, axis in joint.made]) for joint in found.met] == [
-        ((("T0_j0", 1), ("T1_j0", 1), ("T3_j0_before", 0)), [0]),
+        ((("T3_j0_before", 0), ("T0_j0", 1), ("T1_j0", 1)), [0]),
         ((("T0_j0", 0), ("T1_j0", 0)), []),
     ]
