@@ -88,8 +88,8 @@ def _followed(program: HostProgram, ranks: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_ranks(programs: Mapping[int, HostProgram]) -> tuple[Fault, ...]:
-    """As `check_host_program`, where each rank has a program of its own: all ranks are looked at, but
-    not what data comes where.
+    """As `check_host_program`, where each rank has a program of its own: all ranks are looked at,
+    but not what data comes where.
 
     Ranks that are not given are taken to post what those that are expect of them.
     """

@@ -237,7 +237,7 @@ class _Flow:
         """The indices of what is one axis. Those of extent 1 stretch."""
         found = [(o, axis, values[o].axes[axis]) for o, axis in joint.read if o in values]
         if joint.is_single:
-            found = [(o, axis, i) for o, axis, i in found if i and _is_told_apart(i, values[o])]
+            found = [(o, axis, i) for o, axis, i in found if _is_told_apart(i, values[o])]
         known = [(o, axis, i) for o, axis, i in found if i is not None]
         most = max((i.extent for _, _, i in known), default=1)
         if most == 1 and len(known) < len(joint.read):
@@ -330,7 +330,7 @@ class _Flow:
         return tuple(axes)
 
 
-def _is_told_apart(indices: Indices, value: Value) -> bool:
-    """Whether no other axis of one place has this extent."""
-    others = [found for found in value.axes if found is not None and len(found) == 1]
-    return [found.extent for found in others].count(indices.extent) == 1
+def _is_told_apart(indices: Indices | None, value: Value) -> bool:
+    """Whether it is one place, and no other axis of one place has this extent."""
+    others = [found.extent for found in value.axes if found is not None and len(found) == 1]
+    return indices is not None and len(indices) == 1 and others.count(indices.extent) == 1

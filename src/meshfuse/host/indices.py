@@ -242,7 +242,8 @@ def added(sums: Sequence[Terms | None], *, once: bool = True) -> Terms | Twice |
     if len(different) > 1:
         return None
     if not different:
-        return Twice(known[0][0]) if once and len(known) > 1 and known[0] else known[0]
+        is_twice = once and len(known) > 1 and known[0] and all(map(len, known[0]))
+        return Twice(known[0][0]) if is_twice else known[0]
     place = different[0]
     together = _together(columns[place], once=once)
     if together is None or isinstance(together, Twice):

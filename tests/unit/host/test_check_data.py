@@ -213,6 +213,7 @@ def test_axes_that_are_reshaped() -> None:
         ([(some(8, range(2)),), (some(8, range(2)),)], Twice(some(8, range(2)))),
         ([ZERO, (some(8, range(2)),)], (some(8, range(2)),)),
         ([ZERO, ZERO], ZERO),
+        ([(some(3),), (some(3),)], (some(3),)),
         ([(some(8, range(2)),), None], None),
         ([(some(8, range(2)),), ()], None),
         ([(some(6, range(0, 6, 2)),), (some(6, range(1, 6, 2)),)], ()),
