@@ -70,12 +70,12 @@ def _index_of(loop: ForLoop) -> Symbol:
 
 
 def _length(program: HostProgram, chunk: Chunk) -> IntExpr:
-    return program.buffers[chunk.out].shape[chunk.axis]
+    return program.buffers[chunk.out].shape[chunk.cut_axis]
 
 
 def _with_length(program: HostProgram, chunk: Chunk, length: IntExpr) -> HostProgram:
     buffer = program.buffers[chunk.out]
-    shape = (*buffer.shape[: chunk.axis], length, *buffer.shape[chunk.axis + 1 :])
+    shape = (*buffer.shape[: chunk.cut_axis], length, *buffer.shape[chunk.cut_axis + 1 :])
     return replace(program, buffers={**program.buffers, chunk.out: replace(buffer, shape=shape)})
 
 
@@ -90,10 +90,10 @@ def last_iteration_dropped(program: HostProgram) -> Iterator[PlantedInLoop]:
 
 
 def chunks_too_short(program: HostProgram) -> Iterator[PlantedInLoop]:
-    """Those that are read, too."""
+    """Those that are read, too. Where one place is left of a piece it might stretch."""
     for _, chunk, _, _ in _chunks(program):
         length = _length(program, chunk)
-        if const_value(length) != 1:
+        if const_value(length) not in ((1,) if chunk.pieces is None else (1, 2)):
             yield PlantedInLoop(AMISS, _with_length(program, chunk, length - 1))
 
 

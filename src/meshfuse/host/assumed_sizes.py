@@ -80,7 +80,7 @@ def _chunk_sizes(program: HostProgram) -> Iterator[IntExpr]:
             yield node.count
         elif isinstance(node, Chunk):
             yield node.start
-            yield program.buffers[node.out].shape[node.axis]
+            yield program.buffers[node.out].shape[node.cut_axis]
 
 
 def _expressions(program: HostProgram) -> Iterator[IntExpr]:

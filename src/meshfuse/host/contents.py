@@ -11,26 +11,17 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import final
 
-from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import const, evaluate
 from meshfuse.facts.digits import Digit, Digits, is_whole
 from meshfuse.facts.holdings import held, rank_coordinates
 from meshfuse.host.faults import Fault, FaultKind, node_text
+from meshfuse.host.held import Held
 from meshfuse.host.indices import ZERO, Indices, Twice, added, differ
-from meshfuse.host.nodes import ForLoop, HostProgram, Node, all_nodes
+from meshfuse.host.nodes import Chunk, ForLoop, HostProgram, Node, all_nodes
 from meshfuse.host.pieces import Box, Pieces, Value
 from meshfuse.ir.axes import TensorName
 
 _coordinates = lru_cache(16)(rank_coordinates)
-
-
-@final
-@frozen_dataclass
-class Held:
-    """A name that exists: a box of a memory."""
-
-    memory: Pieces
-    box: Box
 
 
 @final
@@ -129,15 +120,12 @@ class Contents:
         here.held[name] = found = Held(memory, memory.whole)
         return found
 
-    def cut(
-        self, here: RankContents, out: TensorName, src: TensorName, axis: int, start: int
-    ) -> None:
+    def cut(self, here: RankContents, node: Chunk) -> None:
         """A chunk, as far as there is something."""
-        memory, box = here.held[src].memory, here.held[src].box
-        length = evaluate(self.program.buffers[out].shape[axis], here.values)
-        low, high = box[axis]
-        side = (min(low + start, high), min(low + start + max(length, 0), high))
-        here.held[out] = Held(memory, (*box[:axis], side, *box[axis + 1 :]))
+        start = evaluate(node.start, here.values)
+        length = evaluate(self.program.buffers[node.out].shape[node.cut_axis], here.values)
+        count = None if node.pieces is None else evaluate(node.pieces, here.values)
+        here.held[node.out] = here.held[node.src].cut(node.axis, start, length, count)
 
     # Uses.
 
@@ -152,11 +140,11 @@ class Contents:
         """What a name has. All of it must have been written, and be no part of a sum but where a
         rank's terms belong, or they are about to be added."""
         found = here.held[name]
-        missing = found.memory.unwritten(found.box)
+        missing = found.unwritten()
         if missing is not None:
-            places = _places_text(missing, found.box)
+            places = _places_text(*missing)
             self.tell(kind, here, name, f"nothing has been written to {places} of {name}")
-        value = found.memory.value(found.box)
+        value = found.value()
         if value.terms == ZERO and not for_sum:
             value = Value(value.axes)
         sharding = self.program.buffers[name].sharding
@@ -172,23 +160,23 @@ class Contents:
         self, here: RankContents, name: TensorName, value: Value, *, adds: bool = False
     ) -> None:
         """Into what exists. Indices must be those that belong there."""
-        memory, box = here.held[name].memory, here.held[name].box
-        for axis, (side, indices) in enumerate(zip(box, value.axes, strict=True)):
-            wanted = memory.indices(axis, *side)
+        held = here.held[name]
+        given = held.in_memory(value)
+        for axis, (wanted, indices) in enumerate(zip(held.wanted(), given.axes, strict=True)):
             if differ(wanted, indices):
                 why = f"{name} is to have {wanted} along axis {axis}, and gets {indices}"
                 self.tell(FaultKind.wrong_part, here, name, why)
         if adds:
-            value = Value(value.axes, self.sum_of(here, name, [memory.value(box), value]))
-        memory.write(box, value)
+            given = Value(given.axes, self.sum_of(here, name, [held.value(), given]))
+        held.write(given)
 
     def check_lengths(self, here: RankContents, name: TensorName, value: Value) -> None:
         """What an operation makes of its operands must be as long as its result; but one place may
         stretch."""
-        box = here.held[name].box
-        for axis, ((low, high), indices) in enumerate(zip(box, value.axes, strict=True)):
-            if indices is not None and indices.extent > 1 and len(indices) != high - low:
-                why = f"{name} has {high - low} places along axis {axis}, and gets {indices}"
+        lengths = here.held[name].lengths
+        for axis, (length, indices) in enumerate(zip(lengths, value.axes, strict=True)):
+            if indices is not None and indices.extent > 1 and len(indices) != length:
+                why = f"{name} has {length} places along axis {axis}, and gets {indices}"
                 self.tell(FaultKind.wrong_part, here, name, why)
 
     def sum_of(

@@ -125,9 +125,9 @@ class _Flow:
             case Free(buffers):
                 for name in buffers:
                     here.held.pop(name, None)
-            case Chunk(out, src, axis, start):
+            case Chunk(_, src):
                 if src in here.held:
-                    work.cut(here, out, src, axis, evaluate(start, here.values))
+                    work.cut(here, node)
             case Clear(buffer):
                 if buffer in here.held:
                     zeros = Value((None,) * self._rank_of(buffer), ZERO)
@@ -192,7 +192,7 @@ class _Flow:
                 work.write(here, out, value, adds=out == node.into and node.adds(work.there))
 
     def _reshaped(self, expr: Reshape, value: Value, here: RankContents) -> Value:
-        before = [high - low for low, high in here.held[expr.src].box]
+        before = here.held[expr.src].lengths
         after = [evaluate(e, here.values) for e in self._program.buffers[expr.out].shape]
         return Value(reshaped(value.axes, before, after), value.terms)
 
@@ -259,7 +259,9 @@ class _Flow:
         holders = [here for here in work.ranks.values() if node.src in here.held]
         values = {here.rank: work.read(here, node.src) for here in holders}
         for here in [h for h in work.ranks.values() if work.is_here(h, node.out)]:
-            if not node.makes_result:
+            if node.in_place:
+                here.held[node.out] = here.held[node.src]
+            if not node.is_transfer:
                 if node.out in here.held:
                     work.write(here, node.out, self._collected(node, here, values))
                 continue

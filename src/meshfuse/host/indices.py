@@ -100,7 +100,7 @@ def reshaped(
     """
     made: list[Indices | None] = []
     for old, new in _groups(before, after):
-        made += _cut(_in_a_row(axes[old.start : old.stop]), after[new.start : new.stop])
+        made += cut_row(in_a_row(axes[old.start : old.stop]), after[new.start : new.stop])
     return (*made, *[None] * (len(after) - len(made)))
 
 
@@ -117,7 +117,8 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[range
         i, j = m, n
 
 
-def _in_a_row(axes: Sequence[Indices | None]) -> Indices | None:
+def in_a_row(axes: Sequence[Indices | None]) -> Indices | None:
+    """What axes are as one."""
     known = [found for found in axes if found is not None]
     if len(known) < len(axes) or len(axes) == 1:
         return axes[0] if len(axes) == 1 else None
@@ -129,9 +130,10 @@ def _in_a_row(axes: Sequence[Indices | None]) -> Indices | None:
     return Indices(first.extent * inner, runs)
 
 
-def _cut(indices: Indices | None, lengths: Sequence[int]) -> Sequence[Indices | None]:
+def cut_row(indices: Indices | None, lengths: Sequence[int]) -> Sequence[Indices | None]:
+    """What one axis is as several of these lengths."""
     inner = math.prod(lengths[1:])
-    if len(lengths) == 1 or indices is None:
+    if len(lengths) == 1 or indices is None or inner == 0:
         return [indices] if len(lengths) == 1 else [None] * len(lengths)
     bounds = [bound for run in indices.runs for bound in (run.start, run.stop, indices.extent)]
     if any(run.step != 1 for run in indices.runs) or any(bound % inner for bound in bounds):
@@ -147,7 +149,11 @@ def led_to(pairs: Iterable[tuple[Indices, Indices]], wanted: Indices) -> Indices
     """What `wanted` are, where ranks say what some indices are: pairs of both. Text, if ranks
     disagree; None if it is not known.
     """
-    known = [(named, found) for named, found in pairs if named.runs]
+    known = list(pairs)
+    for named, found in known:
+        if len(named) != len(found):
+            return f"one has {len(found)} indices, of which it should have {len(named)}"
+    known = [(named, found) for named, found in known if named.runs]
     if not known or len({found.extent for _, found in known}) != 1:
         return None
     if all(named is found for named, found in known):
@@ -173,8 +179,6 @@ def _looked_up(
 ) -> Indices | str | None:
     table: dict[int, int] = {}
     for named, found in known:
-        if len(named) != len(found):
-            return None
         for name, index in zip(chain(*named.runs), chain(*found.runs), strict=True):
             if table.setdefault(name, index) != index:
                 return f"one has index {table[name]} where another has {index}"

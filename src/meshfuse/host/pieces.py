@@ -69,6 +69,13 @@ class Pieces:
     def learning(lengths: Sequence[int]) -> Pieces:
         return Pieces(tuple(lengths), False, [{} for _ in lengths])
 
+    @staticmethod
+    def written(lengths: Sequence[int]) -> Pieces:
+        """Of which nothing is known but that it has been written."""
+        found = Pieces.learning(lengths)
+        found.write(found.whole, Value((None,) * len(found.lengths), None))
+        return found
+
     @property
     def whole(self) -> Box:
         return tuple((0, length) for length in self.lengths)

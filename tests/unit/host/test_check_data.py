@@ -8,6 +8,7 @@ from functools import lru_cache
 import pytest
 import torch
 
+from chunk_programs import product
 from golden_text import GoldenCheck
 from host_loops import define, gathered_rows
 from looped_programs import (
@@ -75,6 +76,11 @@ PROGRAMS: dict[str, tuple[Callable[[], FusionDefinition], Overlap]] = {
     "delivered_uneven": (lambda: multiply_then_scatter(3, 7, 7), PLAIN),
     "pipelined": (lambda: pipelined_mlp(4, 8, 8), PLAIN),
     "pipelined_uneven": (lambda: pipelined_mlp(3, 7, 8), PLAIN),
+    "gathered_in_pieces": (lambda: product("gather", 2, 10, 5), PLAIN),
+    "activated_in_pieces": (lambda: product("gather", 3, 6, 3, activated=True), PLAIN),
+    "scattered_in_pieces": (lambda: product("scatter", 3, 8, 4), PLAIN),
+    "scattered_uneven": (lambda: product("scatter", 3, 7, 4), PLAIN),
+    "reduced_in_chunks": (lambda: product("reduce", 2, 5, 4, activated=True), PLAIN),
     "of_any_size": (lambda: define(of_any_size), PLAIN),
     "terms_of_any_rows": (lambda: define(terms_of_any_rows), PLAIN),
     "columns_of_any_rows": (lambda: define(columns_of_any_rows), PLAIN),
