@@ -90,10 +90,12 @@ def last_iteration_dropped(program: HostProgram) -> Iterator[PlantedInLoop]:
 
 
 def chunks_too_short(program: HostProgram) -> Iterator[PlantedInLoop]:
-    """Those that are read, too. Where one place is left of a piece it might stretch."""
+    """Those that are read, too. Of pieces of blocks only those of which more than one place is
+    left, in each iteration: one might stretch, and uneven ones are not followed so far."""
     for _, chunk, _, _ in _chunks(program):
         length = _length(program, chunk)
-        if const_value(length) not in ((1,) if chunk.pieces is None else (1, 2)):
+        count = const_value(length)
+        if (count != 1) if chunk.pieces is None else (count is not None and count > 2):
             yield PlantedInLoop(AMISS, _with_length(program, chunk, length - 1))
 
 
