@@ -154,26 +154,30 @@ class Track:
         executable.start(self.arguments, bound.given)
         self.executables[form] = executable
 
-    def run(self, form: Overlap) -> Nanoseconds:
-        executable, given = self.executables[form], self.contest.bound.given
+    def run(self, form: Overlap, calls: int) -> Nanoseconds:
         is_cuda = self.contest.device.type == "cuda"
         if is_cuda:
             torch.cuda.synchronize(self.contest.device)
         self.communicator.gather(self.contest.team, [0], _PURPOSE)
         if is_cuda:
-            return self._time_on_stream(executable, given)
+            return self._time_on_stream(form, calls)
         begin = time.perf_counter_ns()
-        run_executable(executable, self.arguments, self.communicator, given=given)
-        return time.perf_counter_ns() - begin
+        self._call(form, calls)
+        return (time.perf_counter_ns() - begin) // calls
 
-    def _time_on_stream(self, executable: Executable, given: Mapping[str, int]) -> Nanoseconds:
+    def _time_on_stream(self, form: Overlap, calls: int) -> Nanoseconds:
         with torch.cuda.device(self.contest.device):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            run_executable(executable, self.arguments, self.communicator, given=given)
+            self._call(form, calls)
             end.record()
             end.synchronize()
-            return round(begin.elapsed_time(end) * 1e6)
+            return round(begin.elapsed_time(end) * 1e6 / calls)
+
+    def _call(self, form: Overlap, calls: int) -> None:
+        executable, given = self.executables[form], self.contest.bound.given
+        for _ in range(calls):
+            run_executable(executable, self.arguments, self.communicator, given=given)
 
     def settle(self, form: Overlap, error: Exception | None) -> str | None:
         """Groups that failed amid a communication are broken for all ranks; all make new ones."""

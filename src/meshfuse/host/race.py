@@ -22,6 +22,10 @@ ROUNDS: Final = 9
 WORTH_IT: Final = 0.98
 """A form that takes more of the plain one's time than this is not worth another program."""
 _CONFIDENCE: Final = 0.95
+ROW_NANOSECONDS: Final = 6_000_000
+MOST_CALLS: Final = 8
+"""Short calls are timed in rows, as programs run them: behind others, which a GPU is still busy
+with while the host issues the next. Alone, the form that is issued soonest would win."""
 
 Nanoseconds = int
 
@@ -33,8 +37,9 @@ class Track(Protocol):
         """Make a form ready to run, without the other ranks. Raises what that does."""
         ...
 
-    def run(self, form: Overlap) -> Nanoseconds:
-        """Run a form once, when all ranks are ready, and say how long it took here.
+    def run(self, form: Overlap, calls: int) -> Nanoseconds:
+        """Run a form `calls` times in a row, when all ranks are ready, and say how long each took
+        here.
 
         Raises what running it does.
         """
@@ -72,17 +77,13 @@ def race(forms: Sequence[Overlap], track: Track) -> tuple[RaceRow, ...]:
     for form in forms:
         _try(form, track.prepare, track, errors)
     running = [PLAIN, *(form for form in forms if form not in errors)]
+    plain = _warm_up(running, track, errors)
+    (slowest,) = track.slowest([plain])
+    calls = max(1, min(MOST_CALLS, ROW_NANOSECONDS // max(slowest, 1)))
     times: dict[Overlap, list[Nanoseconds]] = {form: [] for form in running}
-    for number in range(WARM_UP_ROUNDS + ROUNDS):
-        for form in list(running):
-            if form == PLAIN or number >= WARM_UP_ROUNDS:  # it has run before
-                taken = track.run(form)
-            else:
-                taken = _try(form, track.run, track, errors)
-            if form in errors:
-                running.remove(form)
-            elif number >= WARM_UP_ROUNDS:
-                times[form].append(taken or 0)
+    for _ in range(ROUNDS):
+        for form in running:
+            times[form].append(track.run(form, calls))
     flat = track.slowest([taken for form in running for taken in times[form]])
     if len(flat) != ROUNDS * len(running):
         raise InvariantError(f"a race of {len(running)} forms has {len(flat)} times")
@@ -90,22 +91,35 @@ def race(forms: Sequence[Overlap], track: Track) -> tuple[RaceRow, ...]:
     return tuple(_row(form, found, errors) for form in (PLAIN, *forms))
 
 
+def _warm_up(running: list[Overlap], track: Track, errors: dict[Overlap, str]) -> Nanoseconds:
+    """Run all, and leave those that cannot out of `running`. How long the plain form took last."""
+    plain = 0
+    for _ in range(WARM_UP_ROUNDS):
+        for form in list(running):
+            if form == PLAIN:
+                plain = track.run(form, 1)
+                continue
+            _try(form, lambda form: track.run(form, 1), track, errors)
+            if form in errors:
+                running.remove(form)
+    return plain
+
+
 def _try(
     form: Overlap,
-    attempt: Callable[[Overlap], Nanoseconds | None],
+    attempt: Callable[[Overlap], object],
     track: Track,
     errors: dict[Overlap, str],
-) -> Nanoseconds | None:
-    """What an attempt gives; where it fails on any rank, the form gets an error on all."""
-    taken, error = None, None
+) -> None:
+    """Attempt something; where it fails on any rank, the form gets an error on all."""
+    error = None
     try:
-        taken = attempt(form)
+        attempt(form)
     except Exception as found:  # noqa: BLE001  # whatever a form raises, the plain one runs
         error = found
     reason = track.settle(form, error)
     if reason is not None:
         errors[form] = reason
-    return taken
 
 
 def _row(

@@ -28,14 +28,16 @@ class Track:
     milliseconds: Mapping[Overlap, Callable[[int], float]]
     fails: Mapping[Overlap, int] = field(default_factory=dict)
     ran: list[Overlap] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
 
     def prepare(self, form: Overlap) -> None:
         if self.fails.get(form) == -1:
             raise RuntimeError(f"{form} does not compile")
 
-    def run(self, form: Overlap) -> int:
+    def run(self, form: Overlap, calls: int) -> int:
         k = self.ran.count(form)
         self.ran.append(form)
+        self.calls.append(calls)
         if self.fails.get(form) == k:
             raise RuntimeError(f"{form} does not run")
         return round(self.milliseconds[form](k) * MILLISECOND)
@@ -65,6 +67,13 @@ def test_the_quickest_form_wins() -> None:
 
 def test_the_plain_form_wins_where_it_is_quickest() -> None:
     assert chosen(raced(always(11), always(12))) == PLAIN
+
+
+@pytest.mark.parametrize(("plain", "calls"), [(10.0, 1), (2.9, 2), (0.001, 8), (0.0, 8)])
+def test_short_calls_are_timed_in_rows(plain: float, calls: int) -> None:
+    track = Track({PLAIN: always(plain), TWO: always(1), FOUR: always(1)})
+    race([TWO, FOUR], track)
+    assert track.calls == 3 * WARM_UP_ROUNDS * [1] + 3 * ROUNDS * [calls]
 
 
 @pytest.mark.parametrize("milliseconds", [10.0, 9.85])
