@@ -17,8 +17,8 @@ from meshfuse.dist.calls import CallLog
 from meshfuse.dist.deadlines import Watch
 from meshfuse.dist.groups import CONTROL, Group
 from meshfuse.dist.history import CallHistory
+from meshfuse.dist.kept_memory import KeptMemories
 from meshfuse.dist.launcher import Place, read_local_place
-from meshfuse.dist.symmetric import KeptMemory
 from meshfuse.ir.mesh import DeviceMesh
 
 
@@ -37,7 +37,7 @@ class Attachment:
         default_factory=dict[tuple[int, ...], CallHistory]
     )
     joined: dict[tuple[int, ...], Group] = field(default_factory=dict[tuple[int, ...], Group])
-    kept_memory: list[KeptMemory] = field(default_factory=list[KeptMemory])
+    kept_memory: KeptMemories = field(default_factory=KeptMemories)
     memory_histories: dict[tuple[int, ...], CallHistory] = field(
         default_factory=dict[tuple[int, ...], CallHistory]
     )

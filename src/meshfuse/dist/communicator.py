@@ -44,7 +44,8 @@ from meshfuse.dist.deadlines import Deadline, Watch, await_arrival, backend_limi
 from meshfuse.dist.groups import CONTROL, Group, form_group
 from meshfuse.dist.history import CallHistory
 from meshfuse.dist.launcher import ALONE, Launch, Place, read_launch, read_local_place
-from meshfuse.dist.symmetric import KeptMemory, SymmetricTransport, join_transport
+from meshfuse.dist.kept_memory import KeptMemories
+from meshfuse.dist.symmetric import SymmetricTransport, join_transport
 from meshfuse.dist.transfers import SharedChunk
 from meshfuse.ir.mesh import DeviceMesh
 
@@ -88,16 +89,19 @@ class Pending:
 
 @final
 class CallEntry:
-    """The way to the collectives of calls that ranks agree on alike."""
+    """The way to the collectives of calls that ranks agree on alike. `has_readers`: peers may read
+    inputs where they are."""
 
-    __slots__ = ("_agreed", "_attachment", "_communicator")
+    __slots__ = ("_agreed", "_attachment", "_communicator", "_has_readers")
 
     def __init__(
         self,
         communicator: Communicator,
         attachment: Attachment,
         agreed: Sequence[tuple[CallHistory, Agreement]],
+        has_readers: bool,
     ) -> None:
+        self._has_readers = has_readers
         self._communicator = communicator
         self._attachment = attachment
         self._agreed = tuple(agreed)
@@ -122,7 +126,7 @@ class CallEntry:
             for history, agreement in self._agreed:
                 if not history.has_followed(agreement.key):
                     communicator.agree(agreement, seconds)
-                if attachment.kept_memory:
+                if self._has_readers and attachment.kept_memory:
                     team = agreement.team
                     memory_history = attachment.memory_history(team)
                     communicator.agree_on_memory(
@@ -227,15 +231,15 @@ class Communicator:
             transport = self._transport(team, device, f"symmetric memory of shape {tuple(shape)}")
         if transport is None:
             return torch.empty(tuple(shape), dtype=dtype, device=device)
-        kept = transport.keep(shape, dtype)
-        self._attach(kept).kept_memory.append(transport.kept[-1])
-        return kept
+        tensor, kept = transport.keep(shape, dtype)
+        self._attach(tensor).kept_memory.add(kept)
+        return tensor
 
     def agree_on_memory(
         self,
         team: tuple[int, ...],
         inputs: Sequence[object],
-        memory: Sequence[KeptMemory],
+        memory: KeptMemories,
         history: CallHistory,
     ) -> None:
         """Make sure that inputs which lie in memory that users keep lie alike on all ranks.
@@ -243,14 +247,13 @@ class Communicator:
         Raises UserError where they do not; as `agree`, ranks meet only if they do not expect it.
         """
         places = tuple(
-            (position, kept.serial, start)
-            for kept in memory
+            (position, found[0].serial, found[1])
             for position, value in enumerate(inputs)
-            if isinstance(value, torch.Tensor) and (start := kept.find(value)) is not None
+            if isinstance(value, torch.Tensor) and (found := memory.find(value)) is not None
         )
         if not history.has_followed(places):
-            found = self.gather(team, [crc32(repr(places).encode())], "symmetric inputs")
-            if any(theirs != found[0] for theirs in found):
+            said = self.gather(team, [crc32(repr(places).encode())], "symmetric inputs")
+            if any(theirs != said[0] for theirs in said):
                 raise UserError(
                     f"execute: ranks {team} pass inputs in different symmetric memory; on rank "
                     f"{self.rank()} they are (input, number of the memory, byte) {places}. All "
@@ -308,28 +311,18 @@ class Communicator:
         if self._attachment is not None:
             self._attachment.calls.refuse(call, error)
 
-    def entry(self, agreements: Sequence[Agreement]) -> CallEntry:
-        """The way to the collectives of calls that ranks agree on so."""
+    def entry(self, agreements: Sequence[Agreement], has_readers: bool = False) -> CallEntry:
+        """The way to the collectives of calls that ranks agree on so. `has_readers`: peers may read
+        their inputs."""
         attachment = self._attach(agreements[0].purpose)
         agreed = [(attachment.history(found.team), found) for found in agreements]
-        return CallEntry(self, attachment, agreed)
-
-    def enter_call(
-        self,
-        call: Call | None,
-        agreements: Sequence[Agreement],
-        inputs: Sequence[object] = (),
-        seconds: float | None = None,
-    ) -> CallLog:
-        """A call comes to its collectives; `leave` of the log that this returns ends them. Raises
-        as CallEntry.enter does."""
-        return self.entry(agreements).enter(call, inputs, seconds)
+        return CallEntry(self, attachment, agreed, has_readers)
 
     def enter(self, team: Sequence[int], purpose: str, seconds: float | None = None) -> CallLog:
-        """As `enter_call`, for collectives that no program has: `purpose` is all that they depend
-        on."""
+        """As CallEntry.enter, for collectives that no program has: `purpose` is all that they
+        depend on."""
         agreement = CommunicationSequence.of(team, [purpose]).at({})
-        return self.enter_call(None, [agreement], seconds=seconds)
+        return self.entry([agreement]).enter(None, seconds=seconds)
 
     def agree(self, agreement: Agreement, seconds: float | None = None) -> None:
         """Make sure that all ranks of a team are about to do the same, for the same sizes.

@@ -29,6 +29,7 @@ from meshfuse.dist.board import identify_process
 from meshfuse.dist.collectives import CollectiveRequest, Posting, Start, Transfer
 from meshfuse.dist.cuda_driver import StreamMemory, Streams, current_handle
 from meshfuse.dist.deadlines import DEFAULT_SECONDS, backend_limit
+from meshfuse.dist.kept_memory import KeptMemories, KeptMemory
 
 _FLAG_BYTES = 1 << 16
 _MODULE = "torch.distributed._symmetric_memory"
@@ -208,22 +209,6 @@ class Issued:
 
 
 @final
-@frozen_dataclass
-class KeptMemory:
-    """Memory that a user keeps: the `serial`-th of its team, from an address on."""
-
-    serial: int
-    window: Window
-    address: int
-    size: int
-
-    def find(self, tensor: torch.Tensor) -> int | None:
-        """Where a dense tensor begins in it; None for one that is elsewhere."""
-        start = tensor.data_ptr() - self.address
-        return start if 0 <= start and start + tensor.nbytes <= self.size else None
-
-
-@final
 class SymmetricTransport:
     """The transport of one team, this rank at `place`. Made by all ranks of the team together."""
 
@@ -237,9 +222,11 @@ class SymmetricTransport:
         self._link = _CudaLink(name, device)
         self._arena = Arena(place, ranks, self._link, _FLAG_BYTES // (8 * ranks))
         self._sources: dict[tuple[int, ...], Use] = {}
-        self.kept: list[KeptMemory] = []
+        self.kept = KeptMemories()
 
-    def keep(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def keep(
+        self, shape: Sequence[int], dtype: torch.dtype
+    ) -> tuple[torch.Tensor, KeptMemory]:
         """Memory for a user's tensor, of the same size on all ranks of the team, which ask alike.
 
         It lasts as long as the transport.
@@ -248,8 +235,9 @@ class SymmetricTransport:
         size = max(elements * dtype.itemsize, 1)
         window = self._link.open_window(size)
         memory = window.part(self._arena.place, 0, size)
-        self.kept.append(KeptMemory(len(self.kept), window, memory.data_ptr(), size))
-        return memory[: elements * dtype.itemsize].view(dtype).view(tuple(shape))
+        kept = KeptMemory(len(self.kept), window, memory.data_ptr(), size)
+        self.kept.add(kept)
+        return memory[: elements * dtype.itemsize].view(dtype).view(tuple(shape)), kept
 
     def allocate(
         self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, most_bytes: int
@@ -303,24 +291,17 @@ class SymmetricTransport:
 
     def _publish_source(self, src: torch.Tensor, transfer: Transfer) -> Use:
         """A use of a fetch's source, for all others if the rank is one that they fetch from."""
-        arena, kept = self._arena, self._find_kept(src)
+        arena, kept = self._arena, self.kept.find(src)  # alike on all ranks, as they have agreed
         is_source = transfer.root in (None, arena.place)
         use = arena.take(transfer.most_bytes if kept is None else 0, pins=arena.ranks)
         if kept is not None:
-            use.window, use.start = kept
+            memory, use.start = kept
+            use.window = memory.window
         elif is_source:
             self._write(use, src)
         if is_source:
             arena.publish(use, tuple(k for k in range(arena.ranks) if k != arena.place))
         return use
-
-    def _find_kept(self, src: torch.Tensor) -> tuple[Window, int] | None:
-        """Where in kept memory a source lies, as on all ranks: they agree on that before a call."""
-        for memory in self.kept:
-            start = memory.find(src)
-            if start is not None:
-                return memory.window, start
-        return None
 
     def _delivered(self, transfer: Transfer) -> Callable[[torch.Tensor], Use | None]:
         """What finds the use in which each rank's chunk is published; None where all keep their

@@ -55,6 +55,10 @@ class SizedTransfer:
     strides: tuple[int, ...]
     cause: str
 
+    @property
+    def is_fetch(self) -> bool:
+        return self.collective == "fetch"
+
     def buffers(
         self, src: torch.Tensor, into: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:

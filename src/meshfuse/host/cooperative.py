@@ -20,8 +20,9 @@ import torch
 from meshfuse.base.trace import Trace
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.communicator import Communicator, Pending
+from meshfuse.host.actions import Slots
 from meshfuse.host.events import CALLER, AwaitMark, AwaitWork, Event, Mark, Post, SwitchStream
-from meshfuse.host.plan import Executable, Plan, Slots
+from meshfuse.host.plan import Executable, Plan
 from meshfuse.host.run import run_traced
 from meshfuse.host.stream_order import StreamOrder
 

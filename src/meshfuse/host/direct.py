@@ -19,6 +19,7 @@ import torch
 from meshfuse.dist.calls import Call
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.direct import DirectCollective, DirectTransfer
+from meshfuse.host.actions import Bound, Slots
 from meshfuse.host.cuda_streams import BoundStreams
 from meshfuse.host.events import (
     AwaitMark,
@@ -29,7 +30,7 @@ from meshfuse.host.events import (
     ReserveSlot,
     SwitchStream,
 )
-from meshfuse.host.plan import Bound, Executable, Plan, Slots
+from meshfuse.host.plan import Executable, Plan
 
 Act = Callable[[Slots], object]
 """An action that does all that it stands for."""
@@ -68,7 +69,9 @@ class DirectPlan:
 
     def __init__(self, executable: Executable, plan: Plan, communicator: Communicator) -> None:
         self._communicator = communicator
-        self._entry = communicator.entry(plan.agreements) if plan.agreements else None
+        self._entry = None
+        if plan.agreements:
+            self._entry = communicator.entry(plan.agreements, plan.fetches)
         has_streams = plan.order is not None and executable.device.type == "cuda"
         self._streams = BoundStreams(executable.device) if has_streams else None
         self._turn = Lock()

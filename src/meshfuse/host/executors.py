@@ -16,13 +16,14 @@ from meshfuse.codegen.source import KernelSource
 from meshfuse.dist.calls import Call
 from meshfuse.dist.communicator import Communicator, Pending
 from meshfuse.dist.random_states import draw_alike
+from meshfuse.host.actions import Slots
 from meshfuse.host.cooperative import CooperativeRun, post
 from meshfuse.host.cuda_streams import BoundStreams
 from meshfuse.host.direct import Draw, direct_plan
 from meshfuse.host.events import AwaitWork, Event, Post, Reserve
 from meshfuse.host.load import load
 from meshfuse.host.nodes import HostProgram, KernelName
-from meshfuse.host.plan import Drawing, Executable, Plan, Slots
+from meshfuse.host.plan import Drawing, Executable, Plan
 from meshfuse.host.run import RankProgram, run_nothing, run_plan
 from meshfuse.host.stream_order import StreamOrder
 from meshfuse.runtime.arguments import Argument
@@ -129,7 +130,7 @@ def run_executable(
     """As HostIrExecutor.run, of what it has compiled for the communicator's rank.
 
     `call` is what the communicator counts it as. Calls that meet other ranks come one by one: see
-    Communicator.enter_call.
+    CallEntry.enter.
     """
     if executable.is_outside:
         if executable.drawing is not None:
@@ -157,7 +158,7 @@ def run_planned(
         if not plan.agreements:
             return _run_observed(executable, plan, slots, communicator, trace, draw)
         inputs = slots[: len(executable.program.inputs)]
-        log = communicator.enter_call(call, plan.agreements, inputs)
+        log = communicator.entry(plan.agreements, plan.fetches).enter(call, inputs)
         try:
             return _run_observed(executable, plan, slots, communicator, trace, draw)
         finally:

@@ -12,6 +12,7 @@ from meshfuse.base.dtypes import DataType
 from meshfuse.base.trace import Trace
 from meshfuse.codegen.source import KernelSource
 from meshfuse.expr import IntExpr, free_symbols
+from meshfuse.host.actions import Step
 from meshfuse.host.loop_steps import LoopStep
 from meshfuse.host.nodes import (
     Communicate,
@@ -24,7 +25,7 @@ from meshfuse.host.nodes import (
     OnStream,
     all_nodes,
 )
-from meshfuse.host.plan import Drawing, Executable, Names, Step
+from meshfuse.host.plan import Drawing, Executable, Names
 from meshfuse.host.presence import NodeHere, is_outside, nodes_here
 from meshfuse.host.steps import Binding, bind_empty, bind_step
 from meshfuse.host.stream_steps import OnStreamStep

@@ -9,8 +9,8 @@ from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr, free_symbols
 from meshfuse.expr.generate import compile_expressions
+from meshfuse.host.actions import Action, Bound, Sizes, Slots, Step, Traced, take
 from meshfuse.host.nodes import Chunk, Clear
-from meshfuse.host.plan import Action, Bound, Sizes, Slots, Step, Traced, take
 from meshfuse.host.steps import Binding, bind_step
 
 

@@ -12,9 +12,10 @@ import torch
 
 from meshfuse.base.trace import Activity, Extent, Trace
 from meshfuse.facts.holdings import shape_outside
+from meshfuse.host.actions import Action, Slots, Traced
 from meshfuse.host.events import CALLER, AwaitWork, Event, Post, SwitchStream
 from meshfuse.host.nodes import HostProgram
-from meshfuse.host.plan import Action, Executable, Plan, Slots, Traced
+from meshfuse.host.plan import Executable, Plan
 from meshfuse.runtime.arguments import Argument
 from meshfuse.runtime.executors import bytes_of
 from meshfuse.runtime.random import RandomState

@@ -23,6 +23,7 @@ from meshfuse.dist.bound_collectives import (
 from meshfuse.dist.executors import CommunicationExecutor
 from meshfuse.expr import IntExpr
 from meshfuse.facts.holdings import shape_outside
+from meshfuse.host.actions import Action, Bound, Sizes, Slots, Step, Traced
 from meshfuse.host.events import AwaitWork, PostCollective
 from meshfuse.host.nodes import (
     Allocate,
@@ -40,7 +41,7 @@ from meshfuse.host.nodes import (
     Wait,
     all_nodes,
 )
-from meshfuse.host.plan import Action, Bound, Names, Sizes, Slots, Step, Traced
+from meshfuse.host.plan import Names
 from meshfuse.host.transfer_step import (
     ReserveStep,
     TransferStep,

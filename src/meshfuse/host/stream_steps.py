@@ -9,9 +9,9 @@ from typing import final
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import IntExpr
+from meshfuse.host.actions import Action, Bound, Sizes, Step, Traced, take
 from meshfuse.host.events import CALLER, AwaitMark, Mark, SwitchStream
 from meshfuse.host.nodes import Record, WaitEvent
-from meshfuse.host.plan import Action, Bound, Sizes, Step, Traced, take
 from meshfuse.host.steps import Binding, bind_step
 
 

@@ -13,9 +13,9 @@ from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.transfers import BoundTransfer, SharedChunk
 from meshfuse.expr import IntExpr, free_symbols
+from meshfuse.host.actions import Action, Bound, Sizes, Step, Traced
 from meshfuse.host.events import PostTransfer, ReserveSlot
 from meshfuse.host.nodes import Allocate, Communicate, HostBuffer, HostProgram, all_nodes
-from meshfuse.host.plan import Action, Bound, Sizes, Step, Traced
 from meshfuse.ir.schedule import MemoryType
 from meshfuse.runtime.allocate import dense_strides
 

@@ -56,12 +56,7 @@ class Peers:
     def rank(self) -> int:
         return 0
 
-    def enter_call(
-        self, call: object, agreements: Sequence[object], inputs: Sequence[object]
-    ) -> Any:
-        return self
-
-    def entry(self, agreements: Sequence[object]) -> Any:
+    def entry(self, agreements: Sequence[object], has_readers: bool) -> Any:
         return self
 
     def leads_in(self) -> bool:

@@ -1,0 +1,30 @@
+"""Where tensors lie in memory that users keep."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from meshfuse.dist.kept_memory import KeptMemories, KeptMemory
+
+
+def test_tensors_are_found_where_they_lie() -> None:
+    whole = torch.arange(100, dtype=torch.int32)
+    window: Any = cast(Any, None)
+    ranges = [(40, 60), (0, 10), (60, 61)]  # in elements, in the order in which they were made
+    memories = KeptMemories()
+    assert memories.find(whole) is None and not memories
+    for serial, (start, stop) in enumerate(ranges):
+        size = 4 * (stop - start)
+        memories.add(KeptMemory(serial, window, whole[start:].data_ptr(), size))
+    assert len(memories) == 3
+    for start in range(100):
+        for stop in range(start + 1, 101):
+            found = memories.find(whole[start:stop])
+            wanted = [
+                (serial, 4 * (start - first))
+                for serial, (first, last) in enumerate(ranges)
+                if first <= start and stop <= last
+            ]
+            assert (found and [(found[0].serial, found[1])] or []) == wanted
