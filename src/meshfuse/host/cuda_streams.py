@@ -6,16 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 from types import TracebackType
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, final
 
 import torch
 
 from meshfuse.base.errors import InvariantError
 from meshfuse.dist.cuda_driver import Streams, is_capturing, set_stream
 from meshfuse.host.events import CALLER, AwaitMark, Event, Mark, SwitchStream
-
-_PRIORITIES: Final = 3
-"""Of torch's streams, besides the ordinary one; lower numbers go first."""
 
 
 @final
@@ -43,13 +40,12 @@ class StreamPool:
     def stream(self, number: int) -> torch.cuda.Stream:
         """Worker stream `number`, made when first asked for.
 
-        Of iterations that are ready together the first has the multiprocessors first: what it has
-        made is then sent while the next one computes. Sharing them, both would end late.
+        All have the priority of an ordinary one, which is the caller's: of what is ready together
+        the GPU begins with what was issued first.
         """
         with self._lock:
             while len(self._streams) <= number:
-                priority = min(len(self._streams) - _PRIORITIES, 0)
-                self._streams.append(torch.cuda.Stream(self._device, priority))
+                self._streams.append(torch.cuda.Stream(self._device))
             return self._streams[number]
 
 

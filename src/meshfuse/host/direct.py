@@ -22,6 +22,7 @@ from meshfuse.dist.direct import DirectCollective, DirectTransfer
 from meshfuse.host.actions import Bound, Slots
 from meshfuse.host.cuda_streams import BoundStreams
 from meshfuse.host.events import (
+    CALLER,
     AwaitMark,
     AwaitWork,
     Mark,
@@ -158,11 +159,17 @@ class _Binding:
 
     def bind_all(self) -> Iterator[Act]:
         following = [*(found.tells for found in self._bound), None][1:]
+        current = CALLER
         for number, (found, told) in enumerate(zip(self._bound, following, strict=True), start=1):
             if found.posts or isinstance(found.tells, AwaitWork):
                 self.meetings = number
-            passes_by = isinstance(found.tells, SwitchStream) and isinstance(told, SwitchStream)
-            yield _do_nothing if passes_by else self._bind(found)
+            if not isinstance(found.tells, SwitchStream):
+                yield self._bind(found)
+            elif isinstance(told, SwitchStream) or found.tells.stream == current:
+                yield _do_nothing
+            else:
+                current = found.tells.stream
+                yield self._bind(found)
 
     def _bind(self, found: Bound) -> Act:
         communicator = self._communicator
@@ -220,7 +227,7 @@ class _Binding:
 
 
 def _do_nothing(slots: Slots) -> None:
-    """Of a stream that is left at once."""
+    """Of a stream that is current already, or left at once."""
 
 
 def _arrival(number: int) -> Mark:

@@ -30,6 +30,7 @@ from meshfuse.host.events import (
     Event,
     PostCollective,
     PostTransfer,
+    SwitchStream,
 )
 from meshfuse.host.nodes import (
     Demand,
@@ -294,6 +295,8 @@ class Executable:
                 for found in step.expand(Sizes(take(values, step), symbols))
             )
         )
+        if self.device.type == "cuda":
+            bound = without_known_marks(map(_on_callers_stream, bound))
         return Plan(
             tuple(bound),
             tuple(found.action for found in bound),
@@ -369,6 +372,14 @@ def _taking_the_stream(found: Bound, following: Event | None) -> Bound:
         case _:
             pass
     return found
+
+
+def _on_callers_stream(found: Bound) -> Bound:
+    """The first worker stream of a GPU is the caller's own: the fewer streams there are, the fewer
+    marks the host has to make."""
+    if found.tells == SwitchStream(0):
+        return Bound.telling(SwitchStream(CALLER))
+    return replace(found, stream=CALLER) if found.stream == 0 else found
 
 
 def _origins_on(program: HostProgram, rank: int) -> dict[str, SizeOf]:
