@@ -18,7 +18,8 @@ from meshfuse.facts.overlap_form import PLAIN, Overlap
 
 WARM_UP_ROUNDS: Final = 2
 """In the second, ranks know in which order forms follow one another, and agree without a word."""
-ROUNDS: Final = 9
+ROUNDS: Final = 15
+"""Of which three may be spoilt by something else before a better form is not seen to be better."""
 WORTH_IT: Final = 0.98
 """A form that takes more of the plain one's time than this is not worth another program."""
 _CONFIDENCE: Final = 0.95
