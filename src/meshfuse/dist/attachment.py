@@ -1,5 +1,4 @@
-"""What a process has on one default process group of torch.distributed, and makes anew on another.
-"""
+"""What a process has on one default process group of torch.distributed; on another all is new."""
 
 # torch.distributed documents its stores but does not declare them as exports:
 # pyright: reportPrivateImportUsage=false

@@ -16,7 +16,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock
 from typing import Any, ClassVar, final
@@ -30,21 +29,21 @@ from meshfuse.base.errors import CommunicationError, InvariantError, UserError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import options_from_environment
 from meshfuse.dist import collectives
-from meshfuse.dist.attachment import Attachment, attach
 from meshfuse.dist.agreement import (
     Agreement,
     CommunicationSequence,
     check_sizes,
     find_difference,
 )
-from meshfuse.dist.board import Board, Standing, publish_identity
+from meshfuse.dist.attachment import Attachment, attach
+from meshfuse.dist.board import Board, publish_identity
 from meshfuse.dist.calls import Call, CallLog
 from meshfuse.dist.collectives import CollectiveRequest, Posting
-from meshfuse.dist.deadlines import Deadline, Watch, await_arrival, backend_limit, read_timeout
+from meshfuse.dist.deadlines import Deadline, await_arrival, backend_limit, read_timeout
 from meshfuse.dist.groups import CONTROL, Group, form_group
 from meshfuse.dist.history import CallHistory
-from meshfuse.dist.launcher import ALONE, Launch, Place, read_launch, read_local_place
 from meshfuse.dist.kept_memory import KeptMemories
+from meshfuse.dist.launcher import ALONE, Launch, Place, read_launch
 from meshfuse.dist.symmetric import SymmetricTransport, join_transport
 from meshfuse.dist.transfers import SharedChunk
 from meshfuse.ir.mesh import DeviceMesh

@@ -204,8 +204,8 @@ class StreamWatch:
             try:
                 for lane in list(self._lanes.values()):
                     self._follow(lane)
-            except RuntimeError as error:  # ours, the backend's or the store's: nobody else hears it
-                self._lanes.clear()
+            except RuntimeError as error:  # ours, or that of the backend or the store
+                self._lanes.clear()  # nobody else would hear of it
                 self._give_up(str(error))
                 return
 

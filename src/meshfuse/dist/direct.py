@@ -108,4 +108,3 @@ class DirectTransfer:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.wait()
-

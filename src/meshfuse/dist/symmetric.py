@@ -23,7 +23,6 @@ import torch.distributed as dist
 
 from meshfuse.base import optional
 from meshfuse.base.errors import InvariantError, Unsupported
-from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.arena import Arena, Use, Window
 from meshfuse.dist.board import identify_process
 from meshfuse.dist.collectives import CollectiveRequest, Posting, Start, Transfer
@@ -224,9 +223,7 @@ class SymmetricTransport:
         self._sources: dict[tuple[int, ...], Use] = {}
         self.kept = KeptMemories()
 
-    def keep(
-        self, shape: Sequence[int], dtype: torch.dtype
-    ) -> tuple[torch.Tensor, KeptMemory]:
+    def keep(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, KeptMemory]:
         """Memory for a user's tensor, of the same size on all ranks of the team, which ask alike.
 
         It lasts as long as the transport.

@@ -174,9 +174,7 @@ class Memory:
 def test_transfers_are_bound_once(backend: Backend, sources: tuple[int, int]) -> None:
     peers, memory = peers_over(backend), Memory()
     peers.group.transport = cast(Any, memory)
-    sized = SizedTransfer(
-        4, "fetch", TEAM, Transfer(0, sources), (2, 2), (0, 1), (2, 1), "a test"
-    )
+    sized = SizedTransfer(4, "fetch", TEAM, Transfer(0, sources), (2, 2), (0, 1), (2, 1), "a test")
     fetch, into = DirectTransfer(cast(Communicator, peers), sized), torch.empty(2, 2)
     for k in range(3):
         src = torch.full((2, 2), float(k))

@@ -27,4 +27,4 @@ def test_tensors_are_found_where_they_lie() -> None:
                 for serial, (first, last) in enumerate(ranges)
                 if first <= start and stop <= last
             ]
-            assert (found and [(found[0].serial, found[1])] or []) == wanted
+            assert ([(found[0].serial, found[1])] if found else []) == wanted
