@@ -16,6 +16,7 @@ from meshfuse import DistributedTensor, FusionDefinition, ParallelType
 from meshfuse.api import overlap_choice, overlap_race
 from meshfuse.base.errors import Unsupported
 from meshfuse.cache import FusionCache
+from meshfuse.dist.communicator import Communicator
 from meshfuse.facts.overlap_form import Overlap
 from meshfuse.host.race import ROUNDS
 from meshfuse.multidevice import DeviceMesh
@@ -260,6 +261,40 @@ def keep(rank: int, size: int) -> list[Any]:
 
 def test_a_race_leaves_inputs_and_random_numbers_alone() -> None:
     assert run_ranks(keep, 2, environ=no_cache) == [[True, True]] * 2
+
+
+def column_parallel() -> FusionDefinition:
+    """Rows that are gathered, by the columns that a rank has."""
+    mesh = DeviceMesh(range(2))
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([16, 8], contiguity=True)
+        w = fd.define_tensor([4, 8], contiguity=True)
+        y = fd.ops.linear(x, w)
+        fd.add_output(y)
+        for tensor, axis in ((x, 0), (w, 0), (y, 1)):
+            tensor.set_device_mesh(mesh)
+            tensor.outer_split(axis, 2).axis(axis).parallelize(X)
+    return fd
+
+
+def for_graphs(rank: int, size: int) -> list[str]:
+    open_gate()
+    set_clock({TWO: 9.0, FOUR: 8.0, EIGHT: 9.0, Overlap.peers(): 7.0, Overlap.peers(2): 6.0})
+    x, w, _ = whole_inputs()
+    inputs, cache = [x.chunk(2)[rank], w.chunk(2)[rank]], column_parallel().fec
+    found: list[str] = []
+    for is_captured in (False, True, False):
+        bound = cache.bind(inputs, rank)
+        communicator = Communicator.instance()
+        chosen = cache.in_chosen_form(bound, None, communicator, None, is_captured)
+        found.append(str(chosen.key.form))
+    return found
+
+
+def test_what_a_graph_cannot_repeat_is_not_chosen_for_it(tmp_path: Path) -> None:
+    for _ in range(2):  # by races, then by what is on disk
+        for found in run_ranks(for_graphs, 2, environ=cache_in(tmp_path)):
+            assert found == ["peers, 2 pieces", "4 chunks", "peers, 2 pieces"]
 
 
 def differ(rank: int, size: int) -> None:

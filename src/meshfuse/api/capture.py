@@ -196,7 +196,7 @@ def capture_program(
             _check_devices(frozen, bound, rank)
         arguments = _own(bound.arguments, frozen) if copy_inputs else bound.arguments
         rehearsed = replace(bound, arguments=_rehearsed(bound, arguments))
-        bound = cache.in_chosen_form(rehearsed, overlap, communicator, None)
+        bound = cache.in_chosen_form(rehearsed, overlap, communicator, None, is_captured=True)
         executor = bound.prepared.compiled.executor
         reason = reason_against_capture(executor.program)
         if reason is not None:

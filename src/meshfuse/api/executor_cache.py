@@ -283,13 +283,15 @@ class FusionExecutorCache:
         overlap: Overlapping | None,
         communicator: Communicator,
         trace: Trace | None,
+        is_captured: bool = False,
     ) -> Bound:
-        """A call in its plain form in the one that it asks for, or that is found best."""
+        """A call in its plain form in the one that it asks for, or that is found best; of those
+        that a graph can repeat if it `is_captured`."""
         wanted = read_overlap("execute", overlap, bound.key.options)
         is_one_part = bound.key.is_scheduled or bool(self._scheduler)
         in_form = partial(self.in_form, bound, trace=trace)
         choice = self._choices.find(
-            self.frozen_program(), bound, in_form, wanted, is_one_part, communicator
+            self.frozen_program(), bound, in_form, wanted, is_one_part, communicator, is_captured
         )
         if choice is None:
             return bound

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, final
 
 import torch
@@ -20,7 +21,7 @@ from meshfuse.api.overlap_race import Contest, InForm, settle_form
 from meshfuse.base.bounded import BoundedTable
 from meshfuse.base.errors import Unsupported
 from meshfuse.dist.communicator import Communicator
-from meshfuse.facts.overlap_form import CANDIDATES, PLAIN, Overlap
+from meshfuse.facts.overlap_form import CANDIDATES, PLAIN, REPEATABLE, Overlap
 from meshfuse.pipeline import forms_of
 
 MOST_CHOICES: Final = 1024
@@ -49,11 +50,13 @@ class FormChoices:
         wanted: Overlapping,
         is_one_part: bool,
         communicator: Communicator,
+        is_captured: bool = False,
     ) -> OverlapChoice | None:
         """The choice for a call in its plain form; None where there is none to make.
 
-        `is_one_part`: the program is one kernel or segment, and has no other form. Raises as
-        `settle_form`, Unsupported where a form is required and there is none.
+        `is_one_part`: the program is one kernel or segment, and has no other form. `is_captured`:
+        the form is to be one that a graph can repeat. Raises as `settle_form`, Unsupported where a
+        form is required and there is none.
         """
         if wanted == "off" or (not frozen.meshes and wanted == "auto"):
             return None
@@ -73,10 +76,13 @@ class FormChoices:
         known = executable.sizes(bound.arguments, bound.given).items()
         sizes = {name: size for name, size in known if name not in own}
         device = torch.device(bound.key.device)
-        key = (is_required, bound.key.options, device.type, size_class(sizes))
+        key = (is_required, is_captured, bound.key.options, device.type, size_class(sizes))
         choice = self._choices.get(key)
         if choice is None:
-            found = _contest(frozen, bound, in_form, sizes, team, device, is_required=is_required)
+            candidates = REPEATABLE if is_captured else CANDIDATES
+            found = _contest(
+                frozen, bound, in_form, sizes, team, device, candidates, is_required=is_required
+            )
             choice = settle_form(found, communicator) if isinstance(found, Contest) else found
             self._choices.put(key, choice)
         return choice
@@ -89,20 +95,21 @@ def _contest(
     sizes: dict[str, int],
     team: tuple[int, ...],
     device: torch.device,
+    candidates: Sequence[Overlap],
     *,
     is_required: bool,
 ) -> Contest | OverlapChoice:
-    """The race to be run, or the choice that needs none."""
+    """The race to be run between `candidates`, or the choice that needs none."""
     if not is_required:
         reason = reason_against_race(bound.prepared.compiled.compilation, sizes, device)
         if reason is not None:
             return OverlapChoice(PLAIN, "rule", reason)
-    forms, notes = forms_of(frozen.program, CANDIDATES)
+    forms, notes = forms_of(frozen.program, candidates)
     if not forms:
         if is_required:
             raise _unsupported("require", "; ".join(map(str, notes)) or "no form changes anything")
         return OverlapChoice(PLAIN, "rule", "no form changes anything", (), notes)
-    mode = "require" if is_required else "auto"
+    mode = f"{'require' if is_required else 'auto'} of {', '.join(map(str, candidates))}"
     key = memory_key(
         frozen.key, bound.key.signature, bound.key.options, sizes, device, len(team), mode
     )

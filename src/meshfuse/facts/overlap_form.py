@@ -75,3 +75,5 @@ CANDIDATES: Final = (
     Overlap(Way.peers, 2),
 )
 """What is tried beside the plain form."""
+REPEATABLE: Final = tuple(form for form in CANDIDATES if form.way is not Way.peers)
+"""Those that a graph can repeat: symmetric memory counts its uses."""
