@@ -14,7 +14,8 @@ from host_loops import gathered_rows
 from meshfuse import DataType, DistributedTensor, FusionDefinition, ParallelType, TensorView
 from meshfuse.base.errors import CommunicationError
 from meshfuse.dist.collectives import CollectiveRequest
-from meshfuse.dist.communicator import Communicator, Pending
+from meshfuse.dist.communicator import Communicator
+from meshfuse.dist.pending import Pending
 from meshfuse.multidevice import DeviceMesh, shard_tensor
 from sharded_runs import integers
 

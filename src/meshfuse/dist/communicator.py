@@ -14,7 +14,7 @@ from __future__ import annotations
 import atexit
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import RLock
@@ -26,7 +26,6 @@ import torch.distributed as dist
 
 from meshfuse.base import optional
 from meshfuse.base.errors import CommunicationError, InvariantError, UserError
-from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import options_from_environment
 from meshfuse.dist import collectives
 from meshfuse.dist.agreement import (
@@ -36,14 +35,15 @@ from meshfuse.dist.agreement import (
     find_difference,
 )
 from meshfuse.dist.attachment import Attachment, attach
-from meshfuse.dist.board import Board, publish_identity
 from meshfuse.dist.calls import Call, CallLog
-from meshfuse.dist.collectives import CollectiveRequest, Posting
-from meshfuse.dist.deadlines import Deadline, await_arrival, backend_limit, read_timeout
+from meshfuse.dist.collectives import CollectiveRequest
+from meshfuse.dist.deadlines import Deadline, read_timeout
 from meshfuse.dist.groups import CONTROL, Group, form_group
 from meshfuse.dist.history import CallHistory
+from meshfuse.dist.joining import join_launch
 from meshfuse.dist.kept_memory import KeptMemories
 from meshfuse.dist.launcher import ALONE, Launch, Place, read_launch
+from meshfuse.dist.pending import Pending
 from meshfuse.dist.symmetric import SymmetricTransport, join_transport
 from meshfuse.dist.transfers import SharedChunk
 from meshfuse.ir.mesh import DeviceMesh
@@ -51,39 +51,6 @@ from meshfuse.ir.mesh import DeviceMesh
 _HAS_DISTRIBUTED = dist.is_available()
 BARRIER_NUMBER, AGREEMENT_NUMBER = -1, -3
 """In place of the host program's number, for what no host program asked for."""
-
-
-@final
-@frozen_dataclass
-class Pending:
-    """A collective under way; `wait` on it before `out` is read, and once."""
-
-    posting: Posting
-    group: Group | None
-    seconds: float
-
-    def wait(self, seconds: float | None = None) -> None:
-        """Block until `out` may be read (on CUDA: the current stream waits), for `seconds` or the
-        default.
-
-        Raises CommunicationError naming operation and missing ranks: see deadlines.wait.
-        """
-        if self.group is not None and self.posting.work is not None:
-            self.group.wait(
-                self.posting, Deadline.after(self.seconds if seconds is None else seconds)
-            )
-
-    def when_arrived(self, tell: Callable[[], None]) -> None:
-        """Call `tell` once the transport is done with what was posted: on any thread, or now.
-
-        On CUDA it is called now, on a stream that has the transport's end behind it. The wait may
-        have more to do: what has arrived is put in its place there.
-        """
-        work = self.posting.work
-        if work is None:
-            tell()
-        else:
-            work.get_future().add_done_callback(lambda done: tell())
 
 
 @final
@@ -493,53 +460,7 @@ class Communicator:
                     f"{purpose}: this process is alone. Start it with torchrun, or call "
                     "torch.distributed.init_process_group first, or use multidevice.simulate"
                 )
-            _join_launch(self._launch, self.timeout, purpose)
+            join_launch(self._launch, self.timeout, purpose)
             attachment = self._find_attachment()
         assert attachment is not None
         return attachment
-
-
-def _join_launch(launch: Launch, seconds: float, purpose: object) -> None:
-    """Set up torch's default process group from the launcher's environment.
-
-    All ranks are called by name first: torch alone would wait deaf to Ctrl-C, and not say for whom.
-    """
-    place, limit = launch.place, backend_limit(seconds)
-    try:
-        store = dist.TCPStore(
-            launch.address,
-            launch.port,
-            place.size,
-            is_master=launch.hosts_store,
-            timeout=limit,
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-    except RuntimeError as error:
-        raise CommunicationError(
-            f"{purpose}: rank {place.rank} cannot reach the store of rank 0 or the launcher at "
-            f"{launch.address}:{launch.port}: {str(error).splitlines()[0]}"
-        ) from error
-    if place.local_rank < torch.cuda.device_count():  # programs of CPU tensors need none
-        torch.cuda.set_device(place.local_rank)
-    calls = dist.PrefixStore("meshfuse launch", store)
-    processes = dist.PrefixStore("processes", calls)
-    generation = calls.add(f"joined {place.rank}", 1)
-    publish_identity(processes, place.rank)
-    notices = dist.PrefixStore(f"roll {generation}", calls)
-    board = Board(place.rank, tuple(range(place.size)), notices, processes)
-    await_arrival(board, Deadline.after(seconds), purpose)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(
-        backend,
-        store=dist.PrefixStore(f"torch {generation}", store),
-        rank=place.rank,
-        world_size=place.size,
-        timeout=limit,
-    )
-    atexit.register(_leave_launch)
-
-
-def _leave_launch() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from meshfuse.dist.bound_collectives import SizedCollective
 from meshfuse.dist.collectives import CollectiveRequest, Start
-from meshfuse.dist.communicator import Communicator, Pending
+from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.groups import Group
+from meshfuse.dist.pending import Pending
 from meshfuse.dist.transfers import SizedTransfer
 
 

@@ -11,16 +11,18 @@ from meshfuse.facts.nominal import nominal_size
 from meshfuse.host.nodes import (
     Chunk,
     Communicate,
-    Covers,
-    Demand,
-    Divides,
-    Equals,
     ForLoop,
     HostProgram,
     OnStream,
     Record,
     WaitEvent,
     all_nodes,
+)
+from meshfuse.host.symbols import (
+    Covers,
+    Demand,
+    Divides,
+    Equals,
 )
 
 _ODD: Final = 1021

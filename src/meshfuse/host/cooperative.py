@@ -19,7 +19,8 @@ import torch
 
 from meshfuse.base.trace import Trace
 from meshfuse.dist.collectives import CollectiveRequest
-from meshfuse.dist.communicator import Communicator, Pending
+from meshfuse.dist.communicator import Communicator
+from meshfuse.dist.pending import Pending
 from meshfuse.host.actions import Slots
 from meshfuse.host.events import CALLER, AwaitMark, AwaitWork, Event, Mark, Post, SwitchStream
 from meshfuse.host.plan import Executable, Plan

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.expr import IntExpr, is_const
 from meshfuse.facts.sharding import describe
-from meshfuse.host.nodes import Covers, Demand, Divides, Equals, HostProgram, NotNegative
+from meshfuse.host.nodes import HostProgram
+from meshfuse.host.symbols import (
+    Covers,
+    Demand,
+    Divides,
+    Equals,
+    NotNegative,
+)
 from meshfuse.ir.axes import TensorName
 
 

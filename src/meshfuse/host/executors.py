@@ -14,7 +14,8 @@ from torch.autograd import profiler
 from meshfuse.base.trace import Activity, Trace, Work
 from meshfuse.codegen.source import KernelSource
 from meshfuse.dist.calls import Call
-from meshfuse.dist.communicator import Communicator, Pending
+from meshfuse.dist.communicator import Communicator
+from meshfuse.dist.pending import Pending
 from meshfuse.dist.random_states import draw_alike
 from meshfuse.host.actions import Slots
 from meshfuse.host.cooperative import CooperativeRun, post

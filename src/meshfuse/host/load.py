@@ -14,6 +14,7 @@ from meshfuse.codegen.source import KernelSource
 from meshfuse.expr import IntExpr, free_symbols
 from meshfuse.host.actions import Step
 from meshfuse.host.loop_steps import LoopStep
+from meshfuse.host.memory_steps import bind_empty
 from meshfuse.host.nodes import (
     Communicate,
     Evaluate,
@@ -27,7 +28,7 @@ from meshfuse.host.nodes import (
 )
 from meshfuse.host.plan import Drawing, Executable, Names
 from meshfuse.host.presence import NodeHere, is_outside, nodes_here
-from meshfuse.host.steps import Binding, bind_empty, bind_step
+from meshfuse.host.steps import Binding, bind_step
 from meshfuse.host.stream_steps import OnStreamStep
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName

@@ -18,7 +18,6 @@ from meshfuse.host.nests import with_nests
 from meshfuse.host.nodes import (
     Chunk,
     Communicate,
-    Coordinate,
     Evaluate,
     ForLoop,
     HostBuffer,
@@ -39,6 +38,7 @@ from meshfuse.host.sizes import (
     size_symbols,
 )
 from meshfuse.host.streams import with_streams
+from meshfuse.host.symbols import Coordinate
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.comm import LocalSlice

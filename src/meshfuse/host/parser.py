@@ -9,19 +9,12 @@ from meshfuse.base.text import TextError
 from meshfuse.facts.holdings import coordinate_symbol
 from meshfuse.facts.streams import loop_index
 from meshfuse.host.nodes import (
-    Coordinate,
-    Covers,
-    Demand,
-    Divides,
-    Equals,
     ForLoop,
     HostBuffer,
     HostOutput,
     HostProgram,
     KernelName,
     Node,
-    NotNegative,
-    SizeOf,
     all_nodes,
 )
 from meshfuse.host.printer import (
@@ -30,6 +23,15 @@ from meshfuse.host.printer import (
     HostStatement,
     host_grammar,
     read_buffer,
+)
+from meshfuse.host.symbols import (
+    Coordinate,
+    Covers,
+    Demand,
+    Divides,
+    Equals,
+    NotNegative,
+    SizeOf,
 )
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops_random import RandomSource

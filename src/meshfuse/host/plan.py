@@ -33,15 +33,14 @@ from meshfuse.host.events import (
     SwitchStream,
 )
 from meshfuse.host.nodes import (
-    Demand,
     Evaluate,
     HostBuffer,
     HostProgram,
-    SizeOf,
     all_nodes,
 )
 from meshfuse.host.sequences import sequences_of
 from meshfuse.host.stream_order import StreamOrder, without_known_marks
+from meshfuse.host.symbols import Demand, SizeOf
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
 from meshfuse.runtime.arguments import Argument

@@ -27,14 +27,16 @@ from meshfuse.expr import IntExpr, Symbol, parse, render
 from meshfuse.facts.sharding import Digit, Digits, Sharding
 from meshfuse.host.nodes import (
     NODES,
+    HostBuffer,
+    HostProgram,
+    Node,
+)
+from meshfuse.host.symbols import (
     Coordinate,
     Covers,
     Demand,
     Divides,
     Equals,
-    HostBuffer,
-    HostProgram,
-    Node,
     NotNegative,
     SizeOf,
 )

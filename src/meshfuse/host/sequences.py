@@ -12,11 +12,11 @@ from meshfuse.host.nodes import (
     ForLoop,
     HostBuffer,
     HostProgram,
-    SizeOf,
     all_nodes,
     loop_around,
 )
 from meshfuse.host.printer import print_node
+from meshfuse.host.symbols import SizeOf
 
 
 def sequences_of(

@@ -20,7 +20,15 @@ from meshfuse.facts.sharding import (
     rank_extents,
     sharding_of,
 )
-from meshfuse.host.nodes import Coordinate, Covers, Divides, Equals, HostBuffer, NotNegative, SizeOf
+from meshfuse.host.nodes import HostBuffer
+from meshfuse.host.symbols import (
+    Coordinate,
+    Covers,
+    Divides,
+    Equals,
+    NotNegative,
+    SizeOf,
+)
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.mesh import DeviceMesh
 from meshfuse.ir.ops import Reshape

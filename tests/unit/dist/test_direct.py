@@ -18,9 +18,10 @@ from meshfuse.dist import deadlines, groups
 from meshfuse.dist.board import Board, publish_identity
 from meshfuse.dist.bound_collectives import SizedCollective
 from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, Transfer
-from meshfuse.dist.communicator import Communicator, Pending
+from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.direct import DirectCollective, DirectTransfer
 from meshfuse.dist.groups import Group
+from meshfuse.dist.pending import Pending
 from meshfuse.dist.transfers import SizedTransfer
 
 TEAM = (0, 1)

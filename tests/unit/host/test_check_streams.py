@@ -20,8 +20,9 @@ from meshfuse.host.assumed_sizes import assumed_sizes
 from meshfuse.host.check import check_host_program, check_ranks
 from meshfuse.host.clocks import Timelines
 from meshfuse.host.events import CALLER
-from meshfuse.host.nodes import Communicate, Covers, Divides, HostProgram, WaitEvent
+from meshfuse.host.nodes import Communicate, HostProgram, WaitEvent
 from meshfuse.host.regions import WHOLE, Region, chunk_of, covers, overlap, view_of
+from meshfuse.host.symbols import Covers, Divides
 from meshfuse.host.unroll import unrolled
 from meshfuse.ir.axes import TensorName
 from meshfuse.pipeline import outline_program

@@ -1,0 +1,161 @@
+"""Memory bound to a rank: buffers made and let go of, and the parts of others that a rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import final
+
+import torch
+
+from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.dist.bound_collectives import BoundPart
+from meshfuse.expr import IntExpr
+from meshfuse.facts.holdings import shape_outside
+from meshfuse.host.actions import Action, Sizes, Slots, Step, Traced
+from meshfuse.host.nodes import Allocate, Free, Pick, View
+from meshfuse.host.steps import Binding, bind_step, place
+from meshfuse.host.transfer_step import ReserveStep, find_delivery
+from meshfuse.ir.axes import TensorName
+from meshfuse.runtime.allocate import dense_strides
+from meshfuse.runtime.torch_types import to_torch_dtype
+
+
+@final
+@frozen_dataclass
+class AllocateStep(Step):
+    slot: int
+    extents: tuple[IntExpr, ...]
+    order: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    traced: Traced | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return True
+
+    def bind(self, sizes: Sizes) -> Action:
+        slot, shape, dtype, device = self.slot, sizes.values, self.dtype, self.device
+        strides = dense_strides(shape, self.order)
+
+        def allocate(slots: Slots) -> None:
+            slots[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+        return allocate
+
+
+@bind_step.register
+def _(node: Allocate, binding: Binding) -> Step:
+    buffer = binding.program.buffers[node.buffer]
+    (slot,) = binding.slots([node.buffer])
+    dtype = to_torch_dtype(buffer.dtype)
+    delivery = find_delivery(node, binding.program)
+    if delivery is not None and binding.device.type == "cuda":
+        return ReserveStep.of(node, delivery, buffer, slot, binding.rank, dtype, binding.device)
+    return AllocateStep(slot, buffer.shape, buffer.memory_order, dtype, binding.device)
+
+
+@final
+@frozen_dataclass
+class EmptyStep(Step):
+    """Tensors that the rank has no part of: slot, number of axes and type of each."""
+
+    tensors: tuple[tuple[int, int, torch.dtype], ...]
+    device: torch.device
+    extents: tuple[IntExpr, ...] = ()
+    traced: Traced | None = None
+
+    def bind(self, sizes: Sizes) -> Action:
+        tensors, device = self.tensors, self.device
+
+        def make_empty(slots: Slots) -> None:
+            for slot, ndim, dtype in tensors:
+                slots[slot] = torch.empty(shape_outside(ndim), dtype=dtype, device=device)
+
+        return make_empty
+
+
+def bind_empty(names: Iterable[TensorName], binding: Binding) -> Step:
+    """The step that puts an empty tensor in place of each that other ranks make."""
+    buffers = [binding.program.buffers[name] for name in names]
+    return EmptyStep(
+        tuple(
+            (slot, len(buffer.shape), to_torch_dtype(buffer.dtype))
+            for slot, buffer in zip(binding.slots(names), buffers, strict=True)
+        ),
+        binding.device,
+    )
+
+
+@final
+@frozen_dataclass
+class FreeStep(Step):
+    freed: tuple[int, ...]
+    extents: tuple[IntExpr, ...] = ()
+    traced: Traced | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return True
+
+    def bind(self, sizes: Sizes) -> Action:
+        freed = self.freed
+
+        def free(slots: Slots) -> None:
+            for slot in freed:
+                slots[slot] = None
+
+        return free
+
+
+@bind_step.register
+def _(node: Free, binding: Binding) -> Step:
+    return FreeStep(binding.slots(node.buffers))
+
+
+@final
+@frozen_dataclass
+class PartStep(Step):
+    """The part of `src` that the rank is to hold: a view of it, or copied into `out`."""
+
+    out: int
+    src: int
+    part: BoundPart
+    copies: bool
+    device: torch.device
+    extents: tuple[IntExpr, ...]
+    traced: Traced | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.copies
+
+    def bind(self, sizes: Sizes) -> Action:
+        out, src = self.out, self.src
+        region = self.part.region(sizes.symbols, self.device)
+
+        def view(slots: Slots) -> None:
+            slots[out] = region.read(slots[src])
+
+        def copy(slots: Slots) -> None:
+            slots[out].copy_(region.read(slots[src]))
+
+        return copy if self.copies else view
+
+
+@bind_step.register
+def _(node: View, binding: Binding) -> Step:
+    return _bind_part(node, binding, copies=False)
+
+
+@bind_step.register
+def _(node: Pick, binding: Binding) -> Step:
+    return _bind_part(node, binding, copies=True)
+
+
+def _bind_part(node: View | Pick, binding: Binding, *, copies: bool) -> Step:
+    out, src = binding.slots([node.out, node.src])
+    buffers = binding.program.buffers
+    whole = buffers[node.src]
+    part = BoundPart(binding.rank, place(whole), place(buffers[node.out]), whole.extents)
+    return PartStep(out, src, part, copies, binding.device, part.all_extents)
