@@ -7,10 +7,15 @@ from typing import final
 from meshfuse.base.bounded import BoundedTable
 
 MOST_CONTEXTS = 1024
-"""Places in the course of calls for which a team remembers what came next."""
+"""Places in the course of calls for which a team remembers what came next; and calls that it tells
+apart."""
+_LONG = 16
+"""Calls that a long context is made of."""
+_BITS = 16
+"""For the number of a call."""
 
 Key = tuple[object, ...]
-_Context = tuple[Key | None, Key | None, int]
+_Short = tuple[Key | None, Key | None, int]
 
 
 @final
@@ -22,20 +27,28 @@ class CallHistory:
     enough: a history changes only by calls that all ranks of the team have made, so all expect the
     same; a rank that makes another call compares, and finds that its peers do not.
 
-    What came before is told by the last call, how often it was made in a row, and the call before
-    those: a layer that runs twelve times and then gives way to the next one is expected to.
+    What came before is told in two ways. By the sixteen last calls: buffers that take turns for a
+    while, and then give way to something else, are expected to. Where those are new, or all one, by
+    the last call, how often it was made in a row, and the call before those: a layer that runs
+    forty times and then gives way to the next one is expected to.
     """
 
-    __slots__ = ("_before", "_last", "_next", "_run")
+    __slots__ = ("_before", "_last", "_long", "_next_by_long", "_next_by_short", "_numbers", "_run")
 
     def __init__(self) -> None:
         self._before: Key | None = None
         self._last: Key | None = None
         self._run = 0
-        self._next: BoundedTable[_Context, Key] = BoundedTable(MOST_CONTEXTS)
+        self._numbers: dict[Key, int] = {}
+        self._long = 0
+        self._next_by_short: BoundedTable[_Short, Key] = BoundedTable(MOST_CONTEXTS)
+        self._next_by_long: BoundedTable[int, Key] = BoundedTable(MOST_CONTEXTS)
 
     def expects(self, key: Key) -> bool:
-        return (self._next.get((self._before, self._last, self._run)) or self._last) == key
+        found = self._next_by_long.get(self._long) if self._run < _LONG else None
+        if found is None:
+            found = self._next_by_short.get((self._before, self._last, self._run)) or self._last
+        return found == key
 
     def has_followed(self, key: Key) -> bool:
         """`note`, of a call that is expected; nothing for another."""
@@ -47,11 +60,26 @@ class CallHistory:
     def note(self, key: Key) -> None:
         """All ranks of the team make this call."""
         if not self.expects(key):
-            self._next.put((self._before, self._last, self._run), key)
+            self._next_by_long.put(self._long, key)
+            self._next_by_short.put((self._before, self._last, self._run), key)
         self._go_on(key)
 
     def _go_on(self, key: Key) -> None:
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._count(key)
+        self._long = (self._long << _BITS | number) & _ALL
         if key == self._last:
             self._run += 1
         else:
             self._before, self._last, self._run = self._last, key, 1
+
+    def _count(self, key: Key) -> int:
+        """The number of a call that is new. The same on all ranks, as are the calls."""
+        if len(self._numbers) == MOST_CONTEXTS:
+            self._numbers.clear()  # numbers then mean other calls; at worst ranks compare more
+        number = self._numbers[key] = len(self._numbers) + 1
+        return number
+
+
+_ALL = (1 << _LONG * _BITS) - 1

@@ -31,6 +31,9 @@ def test_a_layer_that_repeats_gives_way_where_it_did() -> None:
     step = "e" + "l" * 12 + "h" + "b" * 12
     assert compared(history, step * 3) < 12
     assert compared(history, step * 50) == 0
+    step = "e" + "l" * 40 + "h" + "b" * 40
+    assert compared(history, step * 3) < 12
+    assert compared(history, step * 50) == 0
 
 
 def test_whatever_leaves_the_course_is_compared() -> None:
@@ -52,4 +55,20 @@ def test_the_latest_successor_counts() -> None:
 def test_calls_that_never_repeat_are_all_compared_and_take_bounded_memory() -> None:
     history, calls = CallHistory(), [str(number) for number in range(2 * MOST_CONTEXTS)]
     assert compared(history, calls) == len(calls)
-    assert len(history._next) == MOST_CONTEXTS
+    for table in (history._next_by_long, history._next_by_short, history._numbers):
+        assert len(table) <= MOST_CONTEXTS
+
+
+def test_buffers_in_turn_that_give_way_to_another_are_expected_to() -> None:
+    """Eight calls on two buffers, eight on none of them: what follows b depends on how long."""
+    history = CallHistory()
+    assert compared(history, ("abababab" + 8 * "-") * 3) > 0
+    assert compared(history, ("abababab" + 8 * "-") * 20) == 0
+
+
+def test_more_calls_than_are_told_apart() -> None:
+    history = CallHistory()
+    many = [str(k) for k in range(MOST_CONTEXTS + 10)]
+    compared(history, many)
+    compared(history, "ab" * 4)
+    assert compared(history, "ab" * 50) == 0
