@@ -11,6 +11,7 @@ import torch
 from meshfuse.api.devices import Device, read_device
 from meshfuse.api.dtensor_inputs import take_dtensor
 from meshfuse.api.frozen_program import FrozenProgram, check_sharding, note_global_shape
+from meshfuse.api.overlap_choice import Overlapping
 from meshfuse.api.prepared import Prepared
 from meshfuse.base.errors import UserError
 from meshfuse.base.frozen import frozen_dataclass
@@ -50,6 +51,20 @@ class Bound:
     prepared: Prepared
     key: CallKey
     given: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@final
+@frozen_dataclass
+class Wishes:
+    """What a call asks for besides its inputs and their sizes: see FusionExecutorCache.run."""
+
+    device: Device | None
+    enable: Sequence[str]
+    disable: Sequence[str]
+    is_auto: bool
+    profile: bool
+    capture: bool
+    overlap: Overlapping | None
 
 
 def posted_by_this_rank(bound: Bound) -> Iterator[str]:

@@ -13,6 +13,7 @@ import torch
 from meshfuse.api.bound_call import (
     Bound,
     CallKey,
+    Wishes,
     check_ranks,
     check_taken,
     options_of_call,
@@ -34,11 +35,12 @@ from meshfuse.api.hot_calls import (
     MOST_CALLS,
     Facts,
     HotCall,
-    facts_of_inputs,
+    facts_of_call,
     remember_call,
 )
 from meshfuse.api.overlap_choice import OverlapChoice, Overlapping, read_overlap
-from meshfuse.api.prepared import Prepared, prepare
+from meshfuse.api.prepared import Prepared
+from meshfuse.api.prepared_calls import PreparedCalls
 from meshfuse.api.profiling import CallProfiler, FusionProfile, begin_profile
 from meshfuse.api.results import public_sharding, wrap_result
 from meshfuse.api.sharding import Sharding
@@ -46,12 +48,12 @@ from meshfuse.api.user_schedule import UserSchedules
 from meshfuse.base.bounded import BoundedTable
 from meshfuse.base.errors import UserAssertionError, UserError
 from meshfuse.base.trace import Trace
-from meshfuse.cache import FusionCache
+from meshfuse.dist.calls import Call
 from meshfuse.dist.communicator import Communicator
 from meshfuse.facts.overlap_form import Overlap
 from meshfuse.host.nodes import Communicate, HostProgram
 from meshfuse.host.plan import Executable
-from meshfuse.pipeline import USER, Compilation
+from meshfuse.pipeline import Compilation
 from meshfuse.runtime.arguments import (
     Argument,
     declared_signature,
@@ -78,8 +80,6 @@ class FusionExecutorCache:
         "_prepared",
         "_profile",
         "_recording",
-        "_scheduler",
-        "_user_schedules",
         "_warned",
         "fusion_id",
     )
@@ -98,14 +98,14 @@ class FusionExecutorCache:
         `scheduler`, if given, has taken the program, which is one segment of another. `enable`:
         options of all calls, besides those in the environment.
         """
-        self._scheduler, self._enable = scheduler, enable
+        self._enable = enable
         self.fusion_id = fusion_id
         self._recording = fusion.recording
         self._frozen: FrozenProgram | None = None
-        self._user_schedules: UserSchedules | None = None
+        schedules: UserSchedules | None = None
         if schedule is not None or not auto_schedule:
-            self._user_schedules = UserSchedules(self._recording, schedule or _leave_as_it_is)
-        self._prepared: dict[CallKey, Prepared] = {}
+            schedules = UserSchedules(self._recording, schedule or _leave_as_it_is)
+        self._prepared = PreparedCalls(scheduler, schedules)
         self._hot_calls: BoundedTable[Facts, HotCall] = BoundedTable(MOST_CALLS)
         self._choices = FormChoices()
         self._last: Prepared | None = None
@@ -165,7 +165,7 @@ class FusionExecutorCache:
             profiler = profiler or begin_profile(profile)
             facts = None
             if profiler is None and device is None and not (enable or disable or capture):
-                facts = self._facts_of_call(values, communicator, is_auto, overlap)
+                facts = facts_of_call(values, frozen, communicator, is_auto, overlap)
                 if facts is not None and given:
                     facts = (*facts, *given.items())
                 known = None if facts is None else self._hot_calls.get(facts)
@@ -173,66 +173,54 @@ class FusionExecutorCache:
                     results = known.run(values, communicator, call)
                     self._last, self._debug_output = known.prepared, None
                     return results
-            check_ranks(frozen, communicator.size())
-            trace = None if profiler is None else profiler.trace
-            bound = self.bind(
-                values,
-                communicator.rank(),
-                device,
-                enable,
-                disable,
-                is_auto,
-                profile,
-                trace,
-                capture,
-                given,
-            )
-            bound = self.in_chosen_form(bound, overlap, communicator, trace)
-            executor = bound.prepared.compiled.executor
-            outputs = executor.run(bound.arguments, communicator, trace, bound.given, call)
-            if profiler is not None:
-                measured = profiler.finish(executor.ids.fusion, bound.arguments, outputs)
-                self._profile = measured if profile else self._profile
-            self._debug_output = self._dump(bound) if capture else None
-            executable = executor.compile(communicator.rank())
-            results = self.deliver(bound, outputs, executable)
-            self._remember(facts, values, bound, executable, results)
-            return results
+            wishes = Wishes(device, enable, disable, is_auto, profile, capture, overlap)
+            return self._run_anew(values, given, wishes, communicator, call, facts, profiler)
         except BaseException as error:
             if call is not None:
                 communicator.refuse(call, error)
             raise
 
-    def _remember(
+    def _run_anew(
         self,
-        facts: Facts | None,
-        inputs: Sequence[object],
-        bound: Bound,
-        executable: Executable,
-        results: Sequence[torch.Tensor],
-    ) -> None:
-        """Calls with these facts need not be checked again."""
-        if facts is None:
-            return
-        hot = remember_call(
-            inputs, bound.arguments, bound.prepared, executable, results, bound.given
-        )
-        if hot is not None:
-            self._hot_calls.put(facts, hot)
-
-    def _facts_of_call(
-        self,
-        inputs: Sequence[object],
+        values: Sequence[object],
+        given: Mapping[str, int],
+        wishes: Wishes,
         communicator: Communicator,
-        is_auto: bool,
-        overlap: Overlapping | None,
-    ) -> Facts | None:
-        """What else a call depends on, besides its inputs: by whom it is scheduled and who runs."""
-        facts = facts_of_inputs(inputs)
-        if facts is None or not self.frozen_program().meshes:
-            return None if facts is None else (is_auto, overlap, facts)
-        order, place = torch.are_deterministic_algorithms_enabled(), communicator.place()
-        return (is_auto, overlap, order, place.rank, place.size, facts)
+        call: Call | None,
+        facts: Facts | None,
+        profiler: CallProfiler | None,
+    ) -> list[torch.Tensor]:
+        """A call that is checked, and compiled if need be. Later ones with its `facts` are not."""
+        check_ranks(self.frozen_program(), communicator.size())
+        trace = None if profiler is None else profiler.trace
+        bound = self.bind(
+            values,
+            communicator.rank(),
+            wishes.device,
+            wishes.enable,
+            wishes.disable,
+            wishes.is_auto,
+            wishes.profile,
+            trace,
+            wishes.capture,
+            given,
+        )
+        bound = self.in_chosen_form(bound, wishes.overlap, communicator, trace)
+        executor = bound.prepared.compiled.executor
+        outputs = executor.run(bound.arguments, communicator, trace, bound.given, call)
+        if profiler is not None:
+            measured = profiler.finish(executor.ids.fusion, bound.arguments, outputs)
+            self._profile = measured if wishes.profile else self._profile
+        self._debug_output = self._dump(bound) if wishes.capture else None
+        executable = executor.compile(communicator.rank())
+        results = self.deliver(bound, outputs, executable)
+        if facts is not None:
+            hot = remember_call(
+                values, bound.arguments, bound.prepared, executable, results, bound.given
+            )
+            if hot is not None:
+                self._hot_calls.put(facts, hot)
+        return results
 
     def bind(
         self,
@@ -257,11 +245,11 @@ class FusionExecutorCache:
         options = options_of_call(frozen, enable, disable)
         sizes = dict(given or {})
         arguments, where = self._arguments(frozen, inputs, rank, device, sizes)
-        is_scheduled = self._user_schedules is not None and not is_auto
+        is_scheduled = self._prepared.are_scheduled and not is_auto
         key = CallKey(signature_of(arguments), str(where), options, is_scheduled)
-        prepared = self._prepared.get(key)
+        prepared = self._prepared.find(key)
         if prepared is None or (redo and is_scheduled):
-            prepared = self._prepare(frozen, key, where, redo, trace)
+            prepared = self._prepared.make(frozen, key, trace, redo=redo)
             if options.dump and not capture:
                 print(self._dump(Bound(arguments, prepared, key)), end="")
         return Bound(arguments, prepared, key, sizes)
@@ -271,10 +259,9 @@ class FusionExecutorCache:
         if bound.key.form == form:
             return bound
         key = replace(bound.key, form=form)
-        prepared = self._prepared.get(key)
+        prepared = self._prepared.find(key)
         if prepared is None:
-            where = torch.device(key.device)
-            prepared = self._prepare(self.frozen_program(), key, where, redo=False, trace=trace)
+            prepared = self._prepared.make(self.frozen_program(), key, trace)
         return replace(bound, prepared=prepared, key=key)
 
     def in_chosen_form(
@@ -288,7 +275,7 @@ class FusionExecutorCache:
         """A call in its plain form in the one that it asks for, or that is found best; of those
         that a graph can repeat if it `is_captured`."""
         wanted = read_overlap("execute", overlap, bound.key.options)
-        is_one_part = bound.key.is_scheduled or bool(self._scheduler)
+        is_one_part = bound.key.is_scheduled or self._prepared.are_segments
         in_form = partial(self.in_form, bound, trace=trace)
         choice = self._choices.find(
             self.frozen_program(), bound, in_form, wanted, is_one_part, communicator, is_captured
@@ -310,10 +297,9 @@ class FusionExecutorCache:
         else:
             where = read_device(device) or torch.device("cpu")
             signature = declared_signature(frozen.expected, str(where))
-            is_scheduled = self._user_schedules is not None
             options = options_of_call(frozen, (), ())
-            key = CallKey(signature, str(where), options, is_scheduled)
-            prepared = self._prepare(frozen, key, where, redo=False, trace=None)
+            key = CallKey(signature, str(where), options, self._prepared.are_scheduled)
+            prepared = self._prepared.make(frozen, key)
         prepared.compiled.executor.compile(rank)
 
     def _arguments(
@@ -332,7 +318,7 @@ class FusionExecutorCache:
                 f"input {with_grad} requires grad: meshfuse computes no gradients, and its outputs "
                 "do not require grad",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         return check_taken(frozen, taken, device, rank)
 
@@ -448,45 +434,17 @@ class FusionExecutorCache:
 
     # Parts of a call.
 
-    def _prepare(
-        self,
-        frozen: FrozenProgram,
-        key: CallKey,
-        device: torch.device,
-        redo: bool,
-        trace: Trace | None,
-    ) -> Prepared:
-        program, text = frozen.program, frozen.key
-        if self._user_schedules is not None and key.is_scheduled:
-            scheduled = self._user_schedules.find(program, key.signature, key.device, redo=redo)
-            program, text = scheduled.program, scheduled.key
-        compiled = FusionCache.instance().find(
-            program,
-            text,
-            key.signature,
-            device,
-            key.options,
-            scheduler=USER if key.is_scheduled else self._scheduler,
-            form=key.form,
-            trace=trace,
-        )
-        prepared = prepare(compiled)
-        if key.is_scheduled:
-            plain = tuple(replace(sharding, mesh=None) for sharding in prepared.outputs)
-            prepared = replace(prepared, outputs=plain)
-        self._prepared[key] = prepared
-        return prepared
-
     def _find(self, inputs: Iterable[object], device: Device | None) -> Prepared | None:
         """What is compiled for inputs like these, without the options of single calls."""
         if self._frozen is None:
             return None
         rank = Communicator.instance().rank()
         arguments, where = self._arguments(self._frozen, inputs, rank, device, {})
-        is_scheduled = self._user_schedules is not None
         options = options_of_call(self._frozen, (), ())
-        key = CallKey(signature_of(arguments), str(where), options, is_scheduled)
-        return self._prepared.get(key)
+        are_scheduled = self._prepared.are_scheduled
+        return self._prepared.find(
+            CallKey(signature_of(arguments), str(where), options, are_scheduled)
+        )
 
     def _compilation_for(self, inputs: Iterable[object], device: Device | None) -> Compilation:
         found = self._find(inputs, device)

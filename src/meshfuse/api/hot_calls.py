@@ -11,6 +11,8 @@ from typing import Any, final
 
 import torch
 
+from meshfuse.api.frozen_program import FrozenProgram
+from meshfuse.api.overlap_choice import Overlapping
 from meshfuse.api.prepared import Prepared
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.calls import Call
@@ -82,6 +84,21 @@ class HotCall:
             result if placed is None else DistributedTensor.of_checked(result, *placed)
             for result, placed in zip(results, self.outputs, strict=True)
         ]
+
+
+def facts_of_call(
+    inputs: Sequence[Any],
+    frozen: FrozenProgram,
+    communicator: Communicator,
+    is_auto: bool,
+    overlap: Overlapping | None,
+) -> Facts | None:
+    """Of inputs, by whom the program is scheduled, and who runs it; None as `facts_of_inputs`."""
+    facts = facts_of_inputs(inputs)
+    if facts is None or not frozen.meshes:
+        return None if facts is None else (is_auto, overlap, facts)
+    order, place = torch.are_deterministic_algorithms_enabled(), communicator.place()
+    return (is_auto, overlap, order, place.rank, place.size, facts)
 
 
 def facts_of_inputs(inputs: Sequence[Any]) -> Facts | None:

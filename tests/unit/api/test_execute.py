@@ -144,8 +144,9 @@ def test_outputs_never_require_grad_and_one_warning_says_so() -> None:
         fd.add_output(x * 2.0)
         fd.add_output(x)
     needs_grad = X.clone().requires_grad_()
-    with pytest.warns(UserWarning, match="input 0 requires grad"):
+    with pytest.warns(UserWarning, match="input 0 requires grad") as told:
         outputs = fd.execute([needs_grad])
+    assert [warning.filename for warning in told] == [__file__]
     assert not any(y.requires_grad for y in outputs)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
