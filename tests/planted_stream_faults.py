@@ -66,6 +66,18 @@ class PlantedInLoop:
 
 
 LoopPlanter = Callable[[HostProgram], Iterator[PlantedInLoop]]
+
+
+def count_found(planter: LoopPlanter, programs: Mapping[str, HostProgram]) -> int:
+    """How many faults are planted, all of which must be found."""
+    count = 0
+    for name, program in programs.items():
+        for planted in planter(program):
+            assert planted.is_found(), (name, planted, list(map(str, planted.check())))
+            count += 1
+    return count
+
+
 _Node = TypeVar("_Node", bound=Node)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from host_loops import chunks, define, dense
-from meshfuse import FusionDefinition
+from meshfuse import FusionDefinition, TensorView
 from meshfuse.facts.overlap_form import PLAIN, Overlap
 from sharded_runs import X, Y, integers, mesh_of, place
 
@@ -48,38 +48,37 @@ def in_chunks(d: int, rows: int = 8, columns: int = 5) -> Reduced:
 
 def activated_in_chunks(d: int) -> Reduced:
     """Chunk by chunk, and read in the loop only: chunks are memory of the iteration."""
-    mesh = mesh_of(d)
-
-    def build(fd: FusionDefinition) -> None:
-        x, w = dense(fd, 7, 4 * d), dense(fd, 4 * d, 5)
-        y = fd.ops.matmul(x, w)
-        z = fd.ops.relu(y)
-        place(mesh, {1: X}, x)
-        place(mesh, {0: X}, w)
-        place(mesh, {}, y, z)
-        chunks(z, 0, 3)
-        fd.add_output(z)
-
-    x, w = integers(7, 4 * d), integers(4 * d, 5)
-    return Reduced(define(build), [x, w], (x @ w).relu())
+    return _read_in_a_loop(d, 7, lambda fd, y: fd.ops.relu(y), torch.relu)
 
 
 def added_over_a_loop(d: int) -> Reduced:
     """Each iteration reduces its chunk over the ranks, and adds it to a sum."""
+    return _read_in_a_loop(
+        d, 6, lambda fd, y: fd.ops.sum(fd.ops.relu(y), [0]), lambda y: y.relu().sum(0)
+    )
+
+
+def _read_in_a_loop(
+    d: int,
+    rows: int,
+    read: Callable[[FusionDefinition, TensorView], TensorView],
+    wanted: Callable[[torch.Tensor], torch.Tensor],
+) -> Reduced:
+    """What is made of a product, in three chunks, none of which is there outside of the loop."""
     mesh = mesh_of(d)
 
     def build(fd: FusionDefinition) -> None:
-        x, w = dense(fd, 6, 4 * d), dense(fd, 4 * d, 5)
+        x, w = dense(fd, rows, 4 * d), dense(fd, 4 * d, 5)
         y = fd.ops.matmul(x, w)
-        z = fd.ops.sum(fd.ops.relu(y), [0])
+        z = read(fd, y)
         place(mesh, {1: X}, x)
         place(mesh, {0: X}, w)
         place(mesh, {}, y, z)
         chunks(z, 0, 3)
         fd.add_output(z)
 
-    x, w = integers(6, 4 * d), integers(4 * d, 5)
-    return Reduced(define(build), [x, w], (x @ w).relu().sum(0))
+    x, w = integers(rows, 4 * d), integers(4 * d, 5)
+    return Reduced(define(build), [x, w], wanted(x @ w))
 
 
 def along_two_axes(d: int) -> Reduced:
