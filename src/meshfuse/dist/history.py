@@ -13,6 +13,8 @@ _LONG = 16
 """Calls that a long context is made of."""
 _BITS = 16
 """For the number of a call."""
+_ALL = (1 << _LONG * _BITS) - 1
+"""The bits of a long context."""
 
 Key = tuple[object, ...]
 _Short = tuple[Key | None, Key | None, int]
@@ -80,6 +82,3 @@ class CallHistory:
             self._numbers.clear()  # numbers then mean other calls; at worst ranks compare more
         number = self._numbers[key] = len(self._numbers) + 1
         return number
-
-
-_ALL = (1 << _LONG * _BITS) - 1

@@ -1,7 +1,8 @@
 """The interpreter of a loaded host program: a generator that yields at communications.
 
 Whoever drives it decides how ranks meet: host/executors.py through the communicator of this
-process, host/simulate.py for all ranks of a mesh at once.
+process, host/simulate.py for all ranks of a mesh at once. What nobody observes needs no driver: see
+host/direct.py.
 """
 
 from __future__ import annotations
