@@ -132,6 +132,7 @@ class BoundCollective:
     ones (not `is_packed`) have the axis that is gathered or scattered slowest in memory, and
     otherwise one order on both sides: each rank's block is one piece of memory where blocks are
     equal. Where a call's sizes make them unequal they are packed. An exchange has no `mesh_axis`.
+    `has_room`: see Packing.
     """
 
     number: int
@@ -146,6 +147,7 @@ class BoundCollective:
     cause: str
     is_packed: bool = False
     in_team_order: bool = False
+    has_room: bool = False
 
     @property
     def all_extents(self) -> tuple[IntExpr, ...]:
@@ -161,6 +163,8 @@ class BoundCollective:
         else:
             team = self.src.mesh.team(self.rank, self.mesh_axis)
             packing = numeric._packing(sizes, self.mesh_axis, device)
+            if packing is not None and self.has_room:
+                packing = replace(packing, has_room=True)
         return SizedCollective(
             self.number,
             self.collective,
@@ -171,6 +175,11 @@ class BoundCollective:
             packing,
             self.in_team_order,
         )
+
+    def padding(self, symbols: Mapping[str, int], device: torch.device) -> tuple[int, int]:
+        """Elements that come behind what is sent and what is received, for the sizes of a call."""
+        packing = self.at(symbols, device).packing
+        return (0, 0) if packing is None else (packing.sends.padding, packing.receives.padding)
 
     def _packing(
         self, sizes: tuple[int, ...], mesh_axis: ParallelType, device: torch.device

@@ -7,6 +7,7 @@ go to the backend, or to symmetric memory, directly.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -16,8 +17,32 @@ from meshfuse.dist.bound_collectives import SizedCollective
 from meshfuse.dist.collectives import CollectiveRequest, Start
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.groups import Group
+from meshfuse.dist.packing import Packing, room_behind
 from meshfuse.dist.pending import Pending
 from meshfuse.dist.transfers import SizedTransfer
+
+Flatten = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Makes of contiguous tensors what is sent and received."""
+
+
+def _flattening(packing: Packing, src: torch.Tensor, out: torch.Tensor) -> Flatten | None:
+    """What is received comes right into `out`, and what is sent lies in `src` or is packed; None
+    where there is more to do behind a collective."""
+    memory = packing.received_in(out)
+    if memory is None or memory.data_ptr() != out.data_ptr() or packing.kept is not None:
+        return None
+    sends, received = packing.sends, memory.shape
+    sent = sends.memory_in(src, room_behind(src))
+    if sent is None or sent.data_ptr() != src.data_ptr():
+        return lambda src, out: (sends.pack(src), out.as_strided(received, (1,)))
+    length, padding = sent.numel(), sent.numel() - src.numel()
+
+    def flatten(src: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        has_room = padding <= 0 or room_behind(src) >= padding
+        send = src.as_strided((length,), (1,)) if has_room else sends.pack(src)
+        return send, out.as_strided(received, (1,))
+
+    return flatten
 
 
 @final
@@ -28,6 +53,7 @@ class DirectCollective:
         "_collective",
         "_communicator",
         "_device",
+        "_flatten",
         "_group",
         "_pending",
         "_sequence",
@@ -42,6 +68,7 @@ class DirectCollective:
         self._pending: Pending | None = None
         self._group: Group | None = None
         self._start: Start | None = None
+        self._flatten: Flatten | None = None
         self._text = ""
         self._work: dist.Work | None = None
         self._sequence = 0
@@ -49,19 +76,27 @@ class DirectCollective:
 
     def post(self, src: torch.Tensor, out: torch.Tensor) -> None:
         """Raises as Communicator.post does."""
-        start, group = self._start, self._group
-        if start is None or group is None or not (src.is_contiguous() and out.is_contiguous()):
-            self._post_request(self._collective.request(src, out))
-        else:
-            self._work = group.start(start, src, out, self._text)
-            self._sequence, self._device = group.posted, out.device
+        start, group, flatten = self._start, self._group, self._flatten
+        is_dense = src.is_contiguous() and out.is_contiguous()
+        if start is None or group is None or not is_dense:
+            self._post_request(self._collective.request(src, out), is_dense)
+            return
+        if flatten is not None:
+            src, out = flatten(src, out)
+        self._work = group.start(start, src, out, self._text)
+        self._sequence, self._device = group.posted, out.device
 
-    def _post_request(self, request: CollectiveRequest) -> None:
+    def _post_request(self, request: CollectiveRequest, is_dense: bool) -> None:
         pending = self._pending = self._communicator.post(request)
         order = self._collective.order
-        if pending.group is not None and order == tuple(range(len(order))):
-            self._group, self._text = pending.group, str(request)
-            self._start = pending.group.bind(request)
+        if pending.group is None or not is_dense or order != tuple(range(len(order))):
+            return
+        if request.packing is not None:
+            self._flatten = _flattening(request.packing, request.src, request.out)
+            if self._flatten is None:
+                return
+        self._group, self._text = pending.group, str(request)
+        self._start = pending.group.bind(request)
 
     def wait(self) -> None:
         """Raises as Pending.wait does."""

@@ -102,11 +102,10 @@ class Group:
 
     def bind(self, request: CollectiveRequest) -> Start | None:
         """What starts collectives like this one, which was posted, if it can be without a request:
-        on CUDA, on dense memory of the same sizes."""
+        on CUDA, on what is sent and received as it is in memory, of the same sizes."""
         if self.transport is not None and request.transfer is not None:
             return self.transport.bind(request.collective, request.transfer)
-        is_as_it_is = request.packing is None and request.src.dtype != torch.bool
-        if not (is_as_it_is and is_on_stream(request)):
+        if request.src.dtype == torch.bool or not is_on_stream(request):
             return None
         return collectives.start_of(self._usable_backend(request), request)
 

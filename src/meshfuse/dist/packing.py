@@ -105,9 +105,15 @@ class Blocks:
         """What all take in flat memory."""
         return sum(self.lengths)
 
+    @property
+    def padding(self) -> int:
+        """What they take in flat memory beside their elements."""
+        regions = (region for region in self.regions if region is not None)
+        return self.elements - sum(region.elements for region in regions)
+
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """The regions of a tensor as flat memory: its own, if they lie there like that."""
-        memory = self.memory_in(tensor)
+        memory = self.memory_in(tensor, room_behind(tensor))
         if memory is not None:
             return memory
         memory = tensor.new_empty(self.elements)
@@ -120,23 +126,28 @@ class Blocks:
         for region, block in self._pairs(memory):
             region.write(tensor, block)
 
-    def memory_in(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The part of a tensor's memory that is as the flat memory would be; None without one."""
+    def memory_in(self, tensor: torch.Tensor, room: int = 0) -> torch.Tensor | None:
+        """The part of a tensor's memory that is as the flat memory would be; None without one.
+
+        Padding at the end may lie behind the tensor, where there is `room` for so many elements.
+        """
         first: torch.Tensor | None = None
-        place = 0
+        place = filled = 0
         for region, length in zip(self.regions, self.lengths, strict=True):
-            if length == 0:
-                continue
-            if region is None or not region.is_sliced or region.elements != length:
-                return None
-            part = region.read(tensor).permute(self.order)
-            if first is None:
-                first, place = part, part.storage_offset()
-            if part.storage_offset() != place or not part.is_contiguous():
-                return None
+            if region is not None and region.elements:
+                if not region.is_sliced:
+                    return None
+                part = region.read(tensor).permute(self.order)
+                if first is None:
+                    first, place = part, part.storage_offset() + place
+                if part.storage_offset() != place or not part.is_contiguous():
+                    return None
+                filled = place + region.elements
             place += length
         if first is None:
-            return tensor.new_empty(0)
+            return tensor.new_empty(0) if self.elements == 0 else None
+        if place - filled > room:
+            return None
         return first.as_strided((place - first.storage_offset(),), (1,))
 
     def _pairs(self, memory: torch.Tensor) -> Iterator[tuple[Region, torch.Tensor]]:
@@ -148,6 +159,12 @@ class Blocks:
                 yield region, block[: region.elements].view(shape).permute(back)
 
 
+def room_behind(tensor: torch.Tensor) -> int:
+    """Elements that there are in memory behind a dense tensor, whatever they are."""
+    whole = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return int(whole - tensor.storage_offset() - tensor.numel())
+
+
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Packing:
@@ -155,12 +172,18 @@ class Packing:
 
     One block goes to, or comes from, each rank of the team, in its order. Where all get the same,
     or get it reduced, there is one block only. `kept` are equal regions of `src` and `out` that the
-    rank does not send to itself but copies.
+    rank does not send to itself but copies. `has_room`: the memory of `out` goes on as far as the
+    padding of what is received.
     """
 
     sends: Blocks
     receives: Blocks
     kept: tuple[Region, Region] | None = None
+    has_room: bool = False
+
+    def received_in(self, out: torch.Tensor) -> torch.Tensor | None:
+        """The memory of `out`, if that is as what is received; else None."""
+        return self.receives.memory_in(out, self.receives.padding if self.has_room else 0)
 
     def keep(self, src: torch.Tensor, out: torch.Tensor) -> None:
         """Copy what the rank has already."""

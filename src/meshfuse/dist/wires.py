@@ -46,7 +46,7 @@ def wire_of(src: torch.Tensor, out: torch.Tensor, packing: Packing | None) -> Wi
     packing."""
     if packing is None:
         return Wire(memory_of(src), memory_of(out), lambda: None)
-    send, memory = packing.sends.pack(src), packing.receives.memory_in(out)
+    send, memory = packing.sends.pack(src), packing.received_in(out)
     receive = out.new_empty(packing.receives.elements) if memory is None else memory
 
     def finish() -> None:

@@ -8,26 +8,29 @@ from typing import final
 import torch
 
 from meshfuse.base.frozen import frozen_dataclass
-from meshfuse.dist.bound_collectives import BoundPart
+from meshfuse.dist.bound_collectives import BoundCollective, BoundPart
 from meshfuse.expr import IntExpr
 from meshfuse.facts.holdings import shape_outside
 from meshfuse.host.actions import Action, Sizes, Slots, Step, Traced
 from meshfuse.host.nodes import Allocate, Free, Pick, View
-from meshfuse.host.steps import Binding, bind_step, place
+from meshfuse.host.steps import Binding, bind_collective, bind_step, place, received_with_room
 from meshfuse.host.transfer_step import ReserveStep, find_delivery
 from meshfuse.ir.axes import TensorName
-from meshfuse.runtime.allocate import dense_strides
+from meshfuse.runtime.allocate import allocator
 from meshfuse.runtime.torch_types import to_torch_dtype
 
 
 @final
 @frozen_dataclass
 class AllocateStep(Step):
+    """Memory for a buffer, with room behind it for the padding of what `received` bring."""
+
     slot: int
     extents: tuple[IntExpr, ...]
     order: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    received: tuple[BoundCollective, ...] = ()
     traced: Traced | None = None
 
     @property
@@ -35,11 +38,12 @@ class AllocateStep(Step):
         return True
 
     def bind(self, sizes: Sizes) -> Action:
-        slot, shape, dtype, device = self.slot, sizes.values, self.dtype, self.device
-        strides = dense_strides(shape, self.order)
+        slot, device = self.slot, self.device
+        room = max((found.padding(sizes.symbols, device)[1] for found in self.received), default=0)
+        make = allocator(sizes.values, self.order, self.dtype, device, room)
 
         def allocate(slots: Slots) -> None:
-            slots[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            slots[slot] = make()
 
         return allocate
 
@@ -52,7 +56,12 @@ def _(node: Allocate, binding: Binding) -> Step:
     delivery = find_delivery(node, binding.program)
     if delivery is not None and binding.device.type == "cuda":
         return ReserveStep.of(node, delivery, buffer, slot, binding.rank, dtype, binding.device)
-    return AllocateStep(slot, buffer.shape, buffer.memory_order, dtype, binding.device)
+    received = tuple(
+        bind_collective(found, binding.program.buffers[found.src], buffer, binding.rank)
+        for found in received_with_room(node.buffer, binding.program)
+        if binding.rank in found.ranks
+    )
+    return AllocateStep(slot, buffer.shape, buffer.memory_order, dtype, binding.device, received)
 
 
 @final

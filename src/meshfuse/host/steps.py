@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import singledispatch
 from itertools import islice
@@ -24,6 +24,8 @@ from meshfuse.expr import IntExpr
 from meshfuse.host.actions import Action, Bound, Sizes, Slots, Step, Traced
 from meshfuse.host.events import AwaitWork, PostCollective
 from meshfuse.host.nodes import (
+    Allocate,
+    Collective,
     Communicate,
     Evaluate,
     ForLoop,
@@ -43,7 +45,9 @@ from meshfuse.host.transfer_step import (
 )
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import TensorName
-from meshfuse.runtime.allocate import as_dense, dense_strides
+from meshfuse.ir.ops import Linear, MatMul
+from meshfuse.ir.schedule import MemoryType
+from meshfuse.runtime.allocate import allocator, as_dense, dense_strides
 from meshfuse.runtime.bound_exprs import Scope
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.evaluate_ops import Environment
@@ -159,7 +163,8 @@ class Result:
 @final
 @frozen_dataclass
 class EvaluateStep(Step):
-    """`extents`: shapes of the `results`."""
+    """`extents`: shapes of the `results`. `sent`: the collective that the only one of them is made
+    for, with room behind it for padding."""
 
     executor: ExprEvalExecutor
     node: Evaluate
@@ -169,6 +174,7 @@ class EvaluateStep(Step):
     rank: int
     device: torch.device
     traced: Traced | None
+    sent: BoundCollective | None
 
     def bind(self, sizes: Sizes) -> Action:
         names = self.names
@@ -182,8 +188,11 @@ class EvaluateStep(Step):
             self.rank,
             self.device,
         )
-        is_added = self.node.adds(sizes.symbols)
-        run = self.executor.bind(Scope(names.slots, env), self.node.into, is_added=is_added)
+        scope = Scope(names.slots, env)
+        room = 0 if self.sent is None else self.sent.padding(sizes.symbols, self.device)[0]
+        if room:
+            return self._bind_with_room(scope, sizes.values, room)
+        run = self.executor.bind(scope, self.node.into, is_added=self.node.adds(sizes.symbols))
         if not self.results:
             return run
         values = iter(sizes.values)
@@ -199,6 +208,18 @@ class EvaluateStep(Step):
                 value = slots[slot]
                 if value.stride() != strides or value.shape != shape or value.dtype != result.dtype:
                     slots[slot] = _as_wanted(value, result, shape)
+
+        return evaluate
+
+    def _bind_with_room(self, scope: Scope, shape: tuple[int, ...], room: int) -> Action:
+        """The result is written into memory that goes on behind it: what is sent is not copied."""
+        (result,) = self.results
+        make = allocator(shape, result.order, result.dtype, self.device, room)
+        write, slot = self.executor.bind(scope, result.name), result.slot
+
+        def evaluate(slots: Slots) -> None:
+            slots[slot] = make()
+            write(slots)
 
         return evaluate
 
@@ -235,7 +256,25 @@ def _(node: Evaluate, binding: Binding) -> Step:
             tuple(slots[name] for name in reads if name != node.into),
             tuple(slots[name] for name in (made or (node.into,)) if name is not None),
         ),
+        _sent_padded(node, results, binding),
     )
+
+
+def _sent_padded(
+    node: Evaluate, results: Sequence[Result], binding: Binding
+) -> BoundCollective | None:
+    """The reduce-scatter of a product, which is then made where its padding has room."""
+    if node.into is not None or len(node.body) != 1 or len(results) != 1:
+        return None
+    if not isinstance(node.body[0], Linear | MatMul):
+        return None
+    (result,), buffers = results, binding.program.buffers
+    for found in all_nodes(binding.program.body):
+        if isinstance(found, Communicate) and found.src == result.name:
+            if found.collective is Collective.reduce_scatter and binding.rank in found.ranks:
+                src, out = buffers[found.src], buffers[found.out]
+                return bind_collective(found, src, out, binding.rank)
+    return None
 
 
 def _results_read(node: Evaluate, binding: Binding) -> tuple[Result, ...]:
@@ -300,7 +339,9 @@ def _(node: Communicate, binding: Binding) -> Step:
         return _bind_transfer(node, binding)
     executor = CommunicationExecutor(binding.ids)
     buffers = binding.program.buffers
-    collective = bind_collective(node, buffers[node.src], buffers[node.out], binding.rank)
+    has_room = any(node is found for found in received_with_room(node.out, binding.program))
+    src, out = buffers[node.src], buffers[node.out]
+    collective = bind_collective(node, src, out, binding.rank, has_room=has_room)
     executor.compile(collective, binding.trace)
     src, out = binding.slots([node.src, node.out])
     traced = Traced(executor.work, (src,), (out,), posts=True)
@@ -319,10 +360,22 @@ def _bind_transfer(node: Communicate, binding: Binding) -> Step:
     return TransferStep(transfer, src, out, traced, extents, stride, into, node.sum_over)
 
 
+def received_with_room(name: TensorName, program: HostProgram) -> Iterator[Communicate]:
+    """The collectives that fill a buffer which has memory of its own, and not of another: it is
+    made as large as what they receive, padding included."""
+    nodes = list(all_nodes(program.body))
+    made = (n for n in nodes if isinstance(n, Allocate) and n.buffer == name)
+    if any(n.memory is not MemoryType.symmetric for n in made):
+        for node in nodes:
+            if isinstance(node, Communicate) and node.out == name and node.mesh_axis is not None:
+                if not (node.is_transfer or node.in_place):
+                    yield node
+
+
 def bind_collective(
-    node: Communicate, src: HostBuffer, out: HostBuffer, rank: int
+    node: Communicate, src: HostBuffer, out: HostBuffer, rank: int, *, has_room: bool = False
 ) -> BoundCollective:
-    """What `rank` asks for, between these buffers."""
+    """What `rank` asks for, between these buffers. `has_room`: see Packing."""
     return BoundCollective(
         number=node.number,
         collective=node.collective.value,
@@ -336,6 +389,7 @@ def bind_collective(
         cause=node.cause,
         is_packed=node.packed,
         in_team_order=node.in_team_order,
+        has_room=has_room,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,6 +23,21 @@ def allocate(
 ) -> torch.Tensor:
     """Uninitialised memory for a tensor, dense in memory order."""
     return torch.empty_strided(sizes, dense_strides(sizes, order), dtype=dtype, device=device)
+
+
+def allocator(
+    sizes: Sequence[int],
+    order: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    room: int = 0,
+) -> Callable[[], torch.Tensor]:
+    """What allocates such tensors, each with `room` for so many elements behind it."""
+    shape, strides = tuple(sizes), dense_strides(sizes, order)
+    if not room:
+        return lambda: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    elements = math.prod(shape) + room
+    return lambda: torch.empty(elements, dtype=dtype, device=device).as_strided(shape, strides)
 
 
 def is_dense(tensor: torch.Tensor, order: Sequence[int]) -> bool:

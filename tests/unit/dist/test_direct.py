@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,10 +21,12 @@ from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, Tran
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.direct import DirectCollective, DirectTransfer
 from meshfuse.dist.groups import Group
+from meshfuse.dist.packing import Holding, Packing, pack_gather
 from meshfuse.dist.pending import Pending
 from meshfuse.dist.transfers import SizedTransfer
 
 TEAM = (0, 1)
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -118,6 +120,31 @@ def test_sums_are_of_the_source(backend: Backend) -> None:
         reduce.post(in_place, in_place)
         assert torch.equal(in_place, 2 * src)
     assert peers.requests == 1
+
+
+def uneven(rank: int) -> Packing:
+    """Of an all-gather of three rows and two, of two elements each."""
+    parts = [Holding(((rows,), (range(2),))) for rows in (range(3), range(3, 5))]
+    whole = Holding(((range(5),), (range(2),)))
+    return replace(pack_gather(parts, rank, whole, (0, 1), CPU), has_room=True)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_uneven_blocks_come_right_into_memory_with_room(backend: Backend, rank: int) -> None:
+    """The backend's ranks have the same; what is shorter is packed, if no room lies behind it."""
+    peers, rows = peers_over(backend), (3, 2)[rank]
+    sized = SizedCollective(3, "all_gather", TEAM, (0, 1), None, "a test", uneven(rank), False)
+    gather = DirectCollective(cast(Communicator, peers), sized)
+    for k in range(4):
+        room = 2 if k == 2 else 0
+        src = torch.arange(2.0 * rows + room).as_strided((rows, 2), (2, 1)) + 10 * k
+        memory = torch.full((12,), -1.0)
+        out = memory.as_strided((5, 2), (2, 1))
+        gather.post(src, out)
+        gather.wait()
+        assert torch.equal(memory[: 2 * rows], src.flatten())
+        assert torch.equal(memory[6 : 6 + 2 * 2], src[:2].flatten())
+    assert (peers.requests, backend.log) == (1, ["gather 6"] * 4)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -10,7 +10,7 @@ import torch
 
 from meshfuse.base.errors import CommunicationError, InvariantError
 from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, post
-from meshfuse.dist.packing import Blocks, Region, places_of
+from meshfuse.dist.packing import Blocks, Packing, Region, places_of
 from meshfuse.dist.simulated import SimulatedTransport, perform
 from meshfuse.ir.mesh import make_mesh
 from moved_cases import CPU, Moved, along_one_axis, exchanges, mesh_of, on_two_axes
@@ -169,6 +169,55 @@ def test_padding_is_not_unpacked() -> None:
     assert out.tolist() == [1, 2]
     assert blocks.memory_in(out) is None
     assert blocks.pack(out).numel() == 3
+
+
+def rows_of(*counts: int, length: int) -> Blocks:
+    """Blocks of rows of two elements, one behind the other, each in so many elements."""
+    starts = [sum(counts[:k]) for k in range(len(counts))]
+    regions = tuple(
+        Region(((range(start, start + count),) if count else (), (range(2),)), CPU)
+        for start, count in zip(starts, counts, strict=True)
+    )
+    return Blocks((sum(counts), 2), (0, 1), regions, (length,) * len(counts))
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_one_piece"),
+    [((3, 2), True), ((3, 3), True), ((3, 0), True), ((3, 1, 0), True), ((2, 3), False)],
+)
+def test_padding_at_the_end_may_lie_behind_a_tensor(
+    counts: tuple[int, ...], is_one_piece: bool
+) -> None:
+    """Where padding is between blocks, no room helps."""
+    blocks, rows = rows_of(*counts, length=6), sum(counts)
+    assert blocks.padding == 6 * len(counts) - 2 * rows
+    memory = torch.arange(6.0 * len(counts))
+    tensor = memory.as_strided((rows, 2), (2, 1))
+    for room in range(blocks.padding + 1):
+        found = blocks.memory_in(tensor, room)
+        assert (found is not None) == (is_one_piece and room == blocks.padding)
+        if found is not None:
+            assert torch.equal(found, memory)
+    packed = blocks.pack(tensor)
+    assert packed.numel() == 6 * len(counts)
+    assert (packed.data_ptr() == memory.data_ptr()) == is_one_piece
+    out = torch.zeros(rows, 2)
+    blocks.unpack(packed, out)
+    assert torch.equal(out, tensor)
+
+
+def test_memory_without_room_is_left_alone() -> None:
+    """A tensor at the end of its memory, one that begins in the middle, and one that others follow:
+    what is received may come behind it only where that is said."""
+    blocks = rows_of(3, 1, length=6)
+    for memory, start in ((torch.zeros(8), 0), (torch.zeros(20), 12)):
+        tensor = memory.as_strided((4, 2), (2, 1), start)
+        packed = blocks.pack(tensor)
+        assert packed.numel() == 12 and packed.data_ptr() != tensor.data_ptr()
+    followed = torch.zeros(20).as_strided((4, 2), (2, 1))
+    assert blocks.memory_in(followed) is None
+    assert Packing(blocks, blocks).received_in(followed) is None
+    assert Packing(blocks, blocks, has_room=True).received_in(followed) is not None
 
 
 class AtOnce:
