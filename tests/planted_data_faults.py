@@ -23,7 +23,7 @@ from meshfuse.host.assumed_sizes import assumed_sizes
 from meshfuse.host.faults import FaultKind
 from meshfuse.host.nodes import Chunk, Communicate, ForLoop, HostProgram, OnStream, all_nodes
 from meshfuse.host.uses import names_written
-from planted_stream_faults import LoopPlanter, Path, PlantedInLoop, body_at, changed, nodes_of
+from planted_in_loops import LoopPlanter, Path, PlantedInLoop, body_at, changed, nodes_of
 
 Kind = FaultKind
 MISSED = frozenset({Kind.unwritten_read, Kind.output_unwritten, Kind.terms_missing})

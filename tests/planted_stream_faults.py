@@ -5,14 +5,12 @@ As in planted_faults.py, a planter yields one spoilt copy for each place where i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import TypeVar
 
 from meshfuse.expr import Symbol, const, const_value, free_symbols, substitute
-from meshfuse.host.check import check_host_program, check_ranks
-from meshfuse.host.faults import Fault, FaultKind
+from meshfuse.host.faults import FaultKind
 from meshfuse.host.nodes import (
     Allocate,
     Chunk,
@@ -33,101 +31,26 @@ from meshfuse.host.nodes import (
 from meshfuse.host.uses import names_needed, names_written
 from meshfuse.ir.axes import TensorName
 from planted_faults import names_of_memory, ranks_of
+from planted_in_loops import (
+    Body,
+    LoopPlanter,
+    Path,
+    PlantedInLoop,
+    body_at,
+    changed,
+    edited,
+    moved,
+    nodes_of,
+    with_body_around,
+)
 
 Kind = FaultKind
-Path = tuple[int, ...]
-"""A place in the body, in the body of the node there, and so on."""
-Body = Sequence[Node]
-
 UNJOINED = frozenset({Kind.not_joined, Kind.race, Kind.freed_in_use, Kind.free_in_flight})
 UNORDERED = frozenset({Kind.race, Kind.write_in_flight, Kind.read_before_wait})
 """A transfer that another stream awaits may be what is found unordered first."""
 
 
-@dataclass(frozen=True)
-class PlantedInLoop:
-    """One of the kinds `wanted` must be found. `only`: the rank that has the program, others have
-    the `sound` one."""
-
-    wanted: frozenset[FaultKind]
-    program: HostProgram
-    sound: HostProgram | None = None
-    only: int | None = None
-
-    def check(self) -> tuple[Fault, ...]:
-        if self.sound is None or self.only is None:
-            return check_host_program(self.program)
-        return check_ranks(
-            {**dict.fromkeys(ranks_of(self.sound), self.sound), self.only: self.program}
-        )
-
-    def is_found(self) -> bool:
-        return any(fault.kind in self.wanted for fault in self.check())
-
-
-LoopPlanter = Callable[[HostProgram], Iterator[PlantedInLoop]]
-
-
-def count_found(planter: LoopPlanter, programs: Mapping[str, HostProgram]) -> int:
-    """How many faults are planted, all of which must be found."""
-    count = 0
-    for name, program in programs.items():
-        for planted in planter(program):
-            assert planted.is_found(), (name, planted, list(map(str, planted.check())))
-            count += 1
-    return count
-
-
-_Node = TypeVar("_Node", bound=Node)
-
-
-# Places in nested bodies.
-
-
-def nodes_of(body: Body, kind: type[_Node], path: Path = ()) -> Iterator[tuple[Path, _Node]]:
-    for place, node in enumerate(body):
-        if isinstance(node, kind):
-            yield (*path, place), node
-        if isinstance(node, ForLoop | OnStream):
-            yield from nodes_of(node.body, kind, (*path, place))
-
-
-def body_at(body: Body, path: Path) -> Body:
-    """The body in which the last place of a path is."""
-    for place in path[:-1]:
-        node = body[place]
-        assert isinstance(node, ForLoop | OnStream)
-        body = node.body
-    return body
-
-
-def edited(body: Body, path: Path, *nodes: Node) -> tuple[Node, ...]:
-    """The body with other nodes in one place."""
-    place, *inner = path
-    node = body[place]
-    if inner:
-        assert isinstance(node, ForLoop | OnStream)
-        nodes = (replace(node, body=edited(node.body, tuple(inner), *nodes)),)
-    return (*body[:place], *nodes, *body[place + 1 :])
-
-
-def changed(program: HostProgram, path: Path, *nodes: Node) -> HostProgram:
-    return replace(program, body=edited(program.body, path, *nodes))
-
-
-def moved(program: HostProgram, path: Path, to: int) -> HostProgram:
-    """The node at a path stands in front of another place of its body, which is earlier."""
-    body = list(body_at(program.body, path))
-    body.insert(to, body.pop(path[-1]))
-    return _with_body_around(program, path, body)
-
-
-def _with_body_around(program: HostProgram, path: Path, body: Body) -> HostProgram:
-    if len(path) == 1:
-        return replace(program, body=tuple(body))
-    around = body_at(program.body, path[:-1])[path[-2]]
-    assert isinstance(around, ForLoop | OnStream)
-    return changed(program, path[:-1], replace(around, body=tuple(body)))
+# Places.
 
 
 def _loops_on_streams(program: HostProgram) -> Iterator[tuple[int, ForLoop, OnStream]]:
@@ -386,7 +309,7 @@ def wait_behind_the_first_use(program: HostProgram) -> Iterator[PlantedInLoop]:
         if len(path) > 1 and any(post.out in names_needed(node) for node in readers):
             late = [*body[: path[-1]], *body[path[-1] + 1 :], wait]
             kinds = frozenset({Kind.read_before_wait})
-            yield PlantedInLoop(kinds, _with_body_around(program, path, late))
+            yield PlantedInLoop(kinds, with_body_around(program, path, late))
 
 
 def freed_in_flight(program: HostProgram) -> Iterator[PlantedInLoop]:
@@ -401,7 +324,7 @@ def freed_in_flight(program: HostProgram) -> Iterator[PlantedInLoop]:
                 continue
             early = [*body[: path[-1] + 1], Free(names), *_unfreed(body[path[-1] + 1 :], names)]
             kinds = frozenset({Kind.free_in_flight})
-            yield PlantedInLoop(kinds, _with_body_around(program, path, early))
+            yield PlantedInLoop(kinds, with_body_around(program, path, early))
 
 
 def _unfreed(body: Body, names: Sequence[TensorName]) -> Iterator[Node]:

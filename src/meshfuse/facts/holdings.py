@@ -92,7 +92,8 @@ def value_at(
     return evaluate(expression, {**sizes, coordinate_symbol(mesh, mesh_axis).name: place})
 
 
-def rank_coordinates(mesh: DeviceMesh) -> dict[int, Coordinates]:
+@lru_cache(16)
+def rank_coordinates(mesh: DeviceMesh) -> Mapping[int, Coordinates]:
     """Each rank of a mesh, in order, with its place along each mesh axis."""
     owners = mesh.parallel_types()
     places = product(*map(range, mesh.shape))

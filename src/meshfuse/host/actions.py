@@ -15,7 +15,6 @@ from meshfuse.host.events import CALLER, Asked, Event, ReserveSlot, SwitchStream
 Slots = list[Any]
 """The values of one call by slot: tensors, scalars, and None before and after their life."""
 
-
 Action = Callable[[Slots], Event | None]
 """Does what a node says, or tells the driver what it must do next."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import final
 
 from meshfuse.expr import const, evaluate
@@ -20,8 +19,6 @@ from meshfuse.host.indices import ZERO, Indices, Twice, added, differ
 from meshfuse.host.nodes import Chunk, ForLoop, HostProgram, Node, all_nodes
 from meshfuse.host.pieces import Box, Pieces, Value
 from meshfuse.ir.axes import TensorName
-
-_coordinates = lru_cache(16)(rank_coordinates)
 
 
 @final
@@ -93,7 +90,7 @@ class Contents:
         lengths = [evaluate(extent, here.values) for extent in buffer.shape]
         found = tuple(map(Indices.all_of, lengths))
         if buffer.sharding is not None and buffer.mesh is not None:
-            place = _coordinates(buffer.mesh)[here.rank]
+            place = rank_coordinates(buffer.mesh)[here.rank]
             found = tuple(
                 Indices.all_of(size)
                 if is_whole(digits)

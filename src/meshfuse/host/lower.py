@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -40,15 +40,19 @@ from meshfuse.host.sizes import (
 from meshfuse.host.streams import with_streams
 from meshfuse.host.symbols import Coordinate
 from meshfuse.host.uses import names_defined, names_needed
-from meshfuse.ir.axes import TensorName
+from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.comm import LocalSlice
 from meshfuse.ir.ops import Broadcast, Cast, Expand, Expr, Permute, Reshape, Set, Squeeze
 from meshfuse.ir.ops_random import RandomSource
 from meshfuse.ir.program import Program
+from meshfuse.kernel.nodes import Kernel
 from meshfuse.segment.segments import SegmentedProgram
 
 _SAVED = ".saved"
 """Suffix of the copy of a tensor whose memory an update in place overwrites."""
+
+HostPass = Callable[[Sequence[Node]], Iterable[Node]]
+"""What it makes of the body of a host program."""
 
 
 @final
@@ -95,15 +99,7 @@ def lower_to_host(
     given += [node.index for node in all_nodes(body) if isinstance(node, ForLoop)]
     given += list(fusion.scalars)
     check_symbols(buffers.values(), given)
-    passes: dict[str, Callable[[Sequence[Node]], Iterable[Node]]] = {
-        "nests": with_nests,
-        "early_posts": lambda body: with_early_posts(body, launched),
-        "reductions_in_place": lambda body: with_reductions_in_place(body, buffers, kept),
-        "waits": with_waits,
-        "frees": lambda body: with_frees(body, kept),
-        "streams": lambda body: with_streams(body, options.number_of_streams, launched, given),
-        "first_terms": lambda body: with_first_terms(body, buffers),
-    }
+    passes = _passes(buffers, launched, kept, given, options.number_of_streams)
     steps = _in_steps(body, passes)
     host = HostProgram(
         inputs=fusion.inputs,
@@ -124,9 +120,26 @@ def lower_to_host(
     return HostLowering(host, steps)
 
 
-def _in_steps(
-    body: Sequence[Node], passes: Mapping[str, Callable[[Sequence[Node]], Iterable[Node]]]
-) -> tuple[HostStep, ...]:
+def _passes(
+    buffers: Mapping[TensorName, HostBuffer],
+    kernels: Mapping[KernelName, Kernel],
+    kept: Collection[TensorName | ScalarName],
+    symbols: Collection[str],
+    number_of_streams: int,
+) -> Mapping[str, HostPass]:
+    """In order. `kept`: inputs, outputs and scalars; `symbols`: names that are taken."""
+    return {
+        "nests": with_nests,
+        "early_posts": lambda body: with_early_posts(body, kernels),
+        "reductions_in_place": lambda body: with_reductions_in_place(body, buffers, kept),
+        "waits": with_waits,
+        "frees": lambda body: with_frees(body, kept),
+        "streams": lambda body: with_streams(body, number_of_streams, kernels, symbols),
+        "first_terms": lambda body: with_first_terms(body, buffers),
+    }
+
+
+def _in_steps(body: Sequence[Node], passes: Mapping[str, HostPass]) -> tuple[HostStep, ...]:
     """What segments became, and what each pass made of it."""
     steps = [HostStep("segments", tuple(body))]
     for name, change in passes.items():

@@ -37,7 +37,7 @@ from meshfuse.runtime.arguments import signature_of
 from meshfuse.runtime.torch_types import to_torch_dtype
 from peer_programs import gather_then_multiply, multiply_then_scatter, pipelined_mlp
 from planted_data_faults import DATA_PLANTERS, SIZE_PLANTERS
-from planted_stream_faults import count_found
+from planted_in_loops import count_found
 from sharded_runs import mesh_of
 from transformer_layer import Sizes, define_backward
 

@@ -28,7 +28,8 @@ from meshfuse.ir.axes import TensorName
 from meshfuse.pipeline import outline_program
 from peer_programs import gather_then_multiply, multiply_then_scatter, pipelined_mlp
 from planted_faults import PLANTERS, ranks_of
-from planted_stream_faults import LOOP_PLANTERS, SOUND_CHANGES, count_found
+from planted_in_loops import count_found
+from planted_stream_faults import LOOP_PLANTERS, SOUND_CHANGES
 
 
 def outlined(fd: FusionDefinition, streams: int = 4, form: Overlap = PLAIN) -> HostProgram:
