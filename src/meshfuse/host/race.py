@@ -20,8 +20,9 @@ WARM_UP_ROUNDS: Final = 2
 """In the second, ranks know in which order forms follow one another, and agree without a word."""
 ROUNDS: Final = 15
 """Of which three may be spoilt by something else before a better form is not seen to be better."""
-WORTH_IT: Final = 0.98
-"""A form that takes more of the plain one's time than this is not worth another program."""
+WORTH_IT: Final = 0.95
+"""A form that takes more of the plain one's time than this is not worth another program. What is
+measured to be a little quicker now may be a little slower at another hour."""
 _CONFIDENCE: Final = 0.95
 ROW_NANOSECONDS: Final = 6_000_000
 MOST_CALLS: Final = 8
