@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from golden_text import GoldenCheck
 from host_loops import STREAM, chunks, define, dense, gathered_rows, host_program, loops
-from meshfuse import FusionDefinition
+from meshfuse import DataType, DistributedTensor, FusionDefinition
 from meshfuse.api.planning import plan
 from meshfuse.host.nodes import Chunk
 from meshfuse.host.printer import print_host_program
-from sharded_runs import X, integers, mesh_of, place, posted, run
+from meshfuse.multidevice import Overlap, simulate
+from sharded_runs import X, integers, kinds, mesh_of, own_part, place, posted, run
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
@@ -146,3 +148,41 @@ def test_a_rank_begins_with_the_chunk_of_its_own_number(d: int) -> None:
         assert [str(n.start) for n in loop.body if isinstance(n, Chunk)] == [
             "3*((j0 + x_3_0) % 3)"
         ] * 2
+
+
+def test_terms_of_one_row_in_more_chunks_than_rows() -> None:
+    """Only the first iteration has the row."""
+    mesh = mesh_of(3)
+
+    def build(fd: FusionDefinition) -> None:
+        x = dense(fd, 1, 12)
+        y = fd.ops.sum(x, [1])
+        place(mesh, {1: X}, x)
+        place(mesh, {}, y)
+        chunks(y, 0, 4)
+        fd.add_output(y)
+
+    fd, x = define(build), integers(1, 12)
+    run(fd, [x], [x.sum(1)])
+    assert kinds(fd) == [("all_reduce", X)]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_terms_of_16_bits_in_pieces(count: int) -> None:
+    """Columns are scattered, and the terms of a chunk are copied from one order to another."""
+    mesh = mesh_of(4)
+
+    def build(fd: FusionDefinition) -> None:
+        a, b = (
+            fd.define_tensor(shape, contiguity=True, dtype=DataType.BFloat16)
+            for shape in ([2, 4], [4, 12])
+        )
+        place(mesh, {0: X}, a, b)
+        fd.add_output(fd.ops.matmul(a, b))
+
+    a, b = integers(2, 4, dtype=torch.bfloat16), integers(4, 12, dtype=torch.bfloat16)
+    fd = define(build)
+    for rank, [found] in enumerate(simulate(fd, [a, b], overlap=Overlap.chunks(count))):
+        assert isinstance(found, DistributedTensor)
+        assert torch.equal(found.local, own_part(found, a @ b, rank))
+    assert [str(loop.count) for loop in loops(fd.fec.host_program())] == [str(count)]

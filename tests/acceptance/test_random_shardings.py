@@ -16,10 +16,11 @@ from meshfuse.cache import FusionCache
 from meshfuse.expr import const_value
 from meshfuse.facts.sharding import Digits
 from meshfuse.ir.mesh import DeviceMesh, ParallelType
-from meshfuse.multidevice import simulate
+from meshfuse.multidevice import Overlap, simulate
 from random_operations import ROUNDED, Op
 from random_shardings import LARGEST, MESHES, Cut, Input, Placement, Recipe, Shape, recipes
 
+FORMS = (Overlap.chunks(2), Overlap.chunks(3), Overlap.peers(), Overlap.peers(2))
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 
 KEPT = [
@@ -164,7 +165,7 @@ def part_held(
     return value
 
 
-def check(recipe: Recipe) -> None:
+def check(recipe: Recipe, form: Overlap | None = None) -> None:
     """Every rank has of every output what its sharding says, and what was asked for.
 
     All of it exactly, unless the program ends with an operation that rounds.
@@ -172,12 +173,13 @@ def check(recipe: Recipe) -> None:
     rounds = any(op.name in ROUNDED for op in recipe.ops)
     placements, ranks = dict(recipe.placements), recipe.ranks
     if all(given.is_plain for given in recipe.inputs):
-        results = simulate(recipe.define(), recipe.tensors[: len(recipe.inputs)], ranks=ranks)
+        whole = recipe.tensors[: len(recipe.inputs)]
+        results = simulate(recipe.define(), whole, ranks=ranks, overlap=form)
     else:
         sizes = {k: given.shape for k, given in enumerate(recipe.inputs)}
         fd = recipe.define()
         parts = [recipe.parts(fd, rank) for rank in range(ranks)]
-        results = simulate(fd, parts, per_rank=True, ranks=ranks, global_sizes=sizes)
+        results = simulate(fd, parts, per_rank=True, ranks=ranks, global_sizes=sizes, overlap=form)
     updates = [(target, number) for number, target in recipe.updates]
     for rank in range(ranks):
         for found, wanted in (
@@ -213,13 +215,18 @@ def part_of_output(
 
 
 def check_drawn(
-    data: st.DataObject, mesh: Shape, *, several_meshes: bool = False, rounded: bool = False
+    data: st.DataObject,
+    mesh: Shape,
+    *,
+    several_meshes: bool = False,
+    rounded: bool = False,
+    form: Overlap | None = None,
 ) -> None:
     recipe = data.draw(recipes(mesh, several_meshes=several_meshes, rounded=rounded))
     numbers = [value for value in recipe.tensors if value.dtype != torch.bool]
     assume(not any(bool((value.abs() >= LARGEST).any()) for value in numbers))
     try:
-        check(recipe)
+        check(recipe, form)
     except Unsupported as error:
         assume(not (recipe.reshapes_unknown and "the size must be a multiple" in str(error)))
         raise
@@ -248,6 +255,16 @@ def test_several_meshes(mesh: Shape, data: st.DataObject) -> None:
 def test_rounded(mesh: Shape, data: st.DataObject) -> None:
     """Means and variances: each rank has as many terms as it has."""
     check_drawn(data, mesh, rounded=True)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2), (2, 3)], ids=str)
+@settings(max_examples=12, suppress_health_check=SLOW)
+@given(data=st.data())
+@pytest.mark.usefixtures("op_by_op")
+def test_forms(mesh: Shape, form: Overlap, data: st.DataObject) -> None:
+    """Loops over chunks, where a program has room for them."""
+    check_drawn(data, mesh, form=form)
 
 
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)

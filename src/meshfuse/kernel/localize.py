@@ -11,7 +11,7 @@ Integer operands speak of global sizes and stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -144,6 +144,8 @@ def _local_definition(
         is_spread = axis.kind is AxisKind.broadcast and extent is not const(1)
         return IterDomain(axis.name, AxisKind.iteration if is_spread else axis.kind, extent)
 
+    if _shows_terms_anew(definition, reduced_rank):
+        definition = _without_terms(definition)
     if all(axis.kind is not AxisKind.partial for axis in definition.logical):
         logical = tuple(map(local_axis, definition.logical))
         local = replace(definition, logical=logical)
@@ -161,10 +163,32 @@ def _local_definition(
             kept.append(IterDomain(parts[0].name, AxisKind.reduction, local_size(origin)))
         else:
             gone.add(origin)
-    roots = [axis.kind for axis in definition.root if axis.name not in gone]
-    if roots and [axis.kind for axis in kept] != roots:
+    roots = [axis for axis in definition.root if axis.name not in gone]
+    if roots and _reduced_places(kept) != _reduced_places(roots):
         raise InvariantError(f"localize: {tensor}: {kept} and its root {roots} differ in kinds")
     return replace(definition, logical=tuple(kept), root=(), root_steps=())
+
+
+def _reduced_places(axes: Sequence[IterDomain]) -> list[bool]:
+    return [axis.kind is AxisKind.reduction for axis in axes]
+
+
+def _shows_terms_anew(definition: TensorDef, reduced_rank: int) -> bool:
+    """Whether it is a reshape of terms, whose partial axes are the operand's.
+
+    T2 [i{6}, p{2}], root [i{2}, i{3}, p{2}]  ->  T2 [i{6}], root [i{2}, i{3}]
+    """
+    root = {axis.name for axis in definition.root}
+    terms = (axis for axis in definition.logical if axis.kind is AxisKind.partial)
+    return not reduced_rank and bool(root) and all(axis.name in root for axis in terms)
+
+
+def _without_terms(definition: TensorDef) -> TensorDef:
+    logical, root = (
+        tuple(axis for axis in axes if axis.kind is not AxisKind.partial)
+        for axes in (definition.logical, definition.root)
+    )
+    return replace(definition, logical=logical, root=root)
 
 
 def _parts_by_origin(definition: TensorDef) -> dict[AxisName, list[IterDomain]]:

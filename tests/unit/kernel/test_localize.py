@@ -146,6 +146,31 @@ def test_a_partial_result_is_an_ordinary_reduction_on_each_rank() -> None:
     verify(localized.program)
 
 
+def test_terms_in_another_shape() -> None:
+    """Each rank of the team has a term of the whole, in blocks along the other mesh axis."""
+    text = """
+program() {
+  T0 = tensor(f32, [a0:i{6}, a1:i{4}, a2:p{2}])
+  schedule(T0, [a0, a3, a4, a2], steps=[Split(a1, a3, a4, 2, false)], bindings={a2: mesh_y, a3: mesh_x}, mesh=DeviceMesh{{0 1} {2 3}})
+  T1 = tensor(f32, [a5:i{2}, a6:i{3}, a7:i{4}, a8:p{2}], root=[a9:i{6}, a7:i{4}, a8:p{2}], root_steps=[Split(a9, a5, a6, 3, true)])
+  schedule(T1, [a5, a6, a10, a11, a8], steps=[Split(a7, a10, a11, 2, false)], bindings={a8: mesh_y, a10: mesh_x}, mesh=DeviceMesh{{0 1} {2 3}})
+  T2 = tensor(f32, [a12:i{6}, a13:i{4}, a14:p{2}], root=[a15:i{2}, a16:i{3}, a13:i{4}, a14:p{2}], root_steps=[Merge(a15, a16, a12)])
+  schedule(T2, [a12, a17, a18, a14], steps=[Split(a13, a17, a18, 2, false)], bindings={a14: mesh_y, a17: mesh_x}, mesh=DeviceMesh{{0 1} {2 3}})
+  input(T0)
+  T1 = reshape(T0)
+  T2 = reshape(T1)
+  output(T2)
+}
+"""  # noqa: E501
+    localized = localize(parse_program(text))
+    verify(localized.program)
+    for name, shape in (("T0", ["6", "2"]), ("T1", ["2", "3", "2"]), ("T2", ["6", "2"])):
+        assert shape_of(localized, TensorName(name)) == shape
+    split, merged = (localized.program.tensor(TensorName(name)) for name in ("T1", "T2"))
+    assert [str(axis.extent) for axis in split.root] == ["6", "2"]
+    assert [str(axis.extent) for axis in merged.root] == ["2", "3", "2"]
+
+
 def test_integer_operands_stay_global() -> None:
     """A mean over all ranks divides by the global count."""
     r = Recorder()
