@@ -147,13 +147,15 @@ def explain(error: RuntimeError, subject: str, sequence: int, board: Board) -> C
 class _Lane:
     """One stream: what it was to wait for, oldest first, by its number and as text.
 
-    `has_passed` tells of a mark behind all up to the number `until`; None: there is no mark.
+    `has_passed` tells of a mark behind the first `marked` of those, whose numbers go up to `until`;
+    None: there is no mark. A stream may wait for an earlier number behind a later one.
     """
 
     mark: Callable[[], Callable[[], bool] | None]
     seconds: float
     noted: deque[tuple[int, object]] = field(default_factory=deque[tuple[int, object]])
     has_passed: Callable[[], bool] | None = None
+    marked: int = 0
     until: int = 0
     deadline: Deadline | None = None
 
@@ -212,7 +214,7 @@ class StreamWatch:
     def _follow(self, lane: _Lane) -> None:
         if lane.has_passed is not None and lane.has_passed():
             lane.has_passed = None
-            while lane.noted and lane.noted[0][0] <= lane.until:
+            for _ in range(lane.marked):
                 lane.noted.popleft()
         if lane.has_passed is None:
             self._mark(lane)
@@ -221,10 +223,11 @@ class StreamWatch:
 
     def _mark(self, lane: _Lane) -> None:
         """Behind all that is noted: that is on the stream already."""
-        if lane.noted:
-            until = lane.noted[-1][0]
+        noted = list(lane.noted)  # at once: others append
+        if noted:
             lane.has_passed = lane.mark()
-            lane.until, lane.deadline = until, Deadline.after(lane.seconds)
+            lane.marked, lane.until = len(noted), max(sequence for sequence, _ in noted)
+            lane.deadline = Deadline.after(lane.seconds)
 
     def _look_at(self, lane: _Lane, has_passed: Callable[[], bool], deadline: Deadline) -> None:
         sequence, first = lane.noted[0]

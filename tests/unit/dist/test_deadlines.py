@@ -193,6 +193,28 @@ def test_a_stream_that_waits_for_a_lost_peer_ends(lanes: dict[int, list[bool]]) 
     watch.close()
 
 
+def test_a_stream_may_wait_for_an_earlier_collective_behind_a_later_one(
+    lanes: dict[int, list[bool]],
+) -> None:
+    """All that was before a mark is over with, whatever the numbers."""
+    mine, other = make_boards()
+    reasons: list[str] = []
+    watch, stream = StreamWatch(mine, reasons.append), lanes[0]
+    watch.note(torch.device("cpu"), 2, "fetch 2", 30)
+    watch.note(torch.device("cpu"), 1, "gather 1", 30)
+    eventually(lambda: len(stream) == 1)
+    stream[0] = True
+    time.sleep(0.1)
+    assert len(stream) == 1, "nothing is left to wait for"
+    watch.note(torch.device("cpu"), 5, "gather 5", 30)
+    watch.note(torch.device("cpu"), 4, "gather 4", 30)
+    eventually(lambda: len(stream) == 2)
+    other.announce(Notice(Standing.failed, 4, "out of memory"))
+    eventually(lambda: bool(reasons))
+    assert reasons[0].startswith("gather 5: rank 4 cannot complete it: rank 5 gave up")
+    watch.close()
+
+
 def test_a_stream_has_a_deadline(lanes: dict[int, list[bool]]) -> None:
     mine, _ = make_boards()
     reasons: list[str] = []
