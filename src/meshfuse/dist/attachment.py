@@ -50,8 +50,15 @@ class Attachment:
         return found
 
     def memory_history(self, team: tuple[int, ...]) -> CallHistory:
-        """In which of the memory that users keep the inputs of a team's calls lay."""
-        return self.memory_histories.setdefault(team, CallHistory())
+        """In which of the memory that users keep the inputs of a team's calls lay.
+
+        At first in none: ranks that have none never look, nor do peers who do not use theirs.
+        """
+        found = self.memory_histories.get(team)
+        if found is None:
+            found = self.memory_histories[team] = CallHistory()
+            found.note(())
+        return found
 
     @property
     def processes(self) -> dist.Store:

@@ -41,7 +41,7 @@ from meshfuse.dist.deadlines import Deadline, read_timeout
 from meshfuse.dist.groups import CONTROL, Group, form_group
 from meshfuse.dist.history import CallHistory
 from meshfuse.dist.joining import join_launch
-from meshfuse.dist.kept_memory import KeptMemories
+from meshfuse.dist.kept_memory import KeptMemories, order_in_memory
 from meshfuse.dist.launcher import ALONE, Launch, Place, read_launch
 from meshfuse.dist.pending import Pending
 from meshfuse.dist.symmetric import SymmetricTransport, join_transport
@@ -208,12 +208,13 @@ class Communicator:
         memory: KeptMemories,
         history: CallHistory,
     ) -> None:
-        """Make sure that inputs which lie in memory that users keep lie alike on all ranks.
+        """Make sure that inputs which lie in memory that users keep lie alike on all ranks. With
+        gaps or in another order they are copied to be read, so their order counts.
 
         Raises UserError where they do not; as `agree`, ranks meet only if they do not expect it.
         """
         places = tuple(
-            (position, found[0].serial, found[1])
+            (position, found[0].serial, found[1], order_in_memory(value))
             for position, value in enumerate(inputs)
             if isinstance(value, torch.Tensor) and (found := memory.find(value)) is not None
         )
@@ -222,8 +223,8 @@ class Communicator:
             if any(theirs != said[0] for theirs in said):
                 raise UserError(
                     f"execute: ranks {team} pass inputs in different symmetric memory; on rank "
-                    f"{self.rank()} they are (input, number of the memory, byte) {places}. All "
-                    "ranks must pass what they got from the same calls of symmetric_empty"
+                    f"{self.rank()} they are (input, number of the memory, byte, axes) {places}. "
+                    "All ranks must pass what they got from the same calls of symmetric_empty"
                 )
             history.note(places)
 

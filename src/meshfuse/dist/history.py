@@ -49,8 +49,8 @@ class CallHistory:
     def expects(self, key: Key) -> bool:
         found = self._next_by_long.get(self._long) if self._run < _LONG else None
         if found is None:
-            found = self._next_by_short.get((self._before, self._last, self._run)) or self._last
-        return found == key
+            found = self._next_by_short.get((self._before, self._last, self._run))
+        return (self._last if found is None else found) == key
 
     def has_followed(self, key: Key) -> bool:
         """`note`, of a call that is expected; nothing for another."""

@@ -50,3 +50,12 @@ class KeptMemories:
         memory = self._memories[place]
         start = address - memory.address
         return (memory, start) if start + tensor.nbytes <= memory.size else None
+
+
+def order_in_memory(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The axes of a dense tensor, slowest first; () for one with gaps."""
+    order = tuple(range(tensor.ndim))
+    if tensor.is_contiguous():
+        return order
+    order = tuple(sorted(order, key=tensor.stride, reverse=True))
+    return order if tensor.permute(order).is_contiguous() else ()

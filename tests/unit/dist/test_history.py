@@ -72,3 +72,12 @@ def test_more_calls_than_are_told_apart() -> None:
     compared(history, many)
     compared(history, "ab" * 4)
     assert compared(history, "ab" * 50) == 0
+
+
+def test_nothing_is_a_call_like_others() -> None:
+    """As of memory in which no input lies."""
+    history = CallHistory()
+    for key in (("a",), (), ("a",), ()):
+        history.note(key)
+    assert history.has_followed(("a",))
+    assert history.expects(()) and not history.expects(("a",))

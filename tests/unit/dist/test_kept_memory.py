@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from meshfuse.dist.kept_memory import KeptMemories, KeptMemory
+from meshfuse.dist.kept_memory import KeptMemories, KeptMemory, order_in_memory
 
 
 def test_tensors_are_found_where_they_lie() -> None:
@@ -28,3 +28,11 @@ def test_tensors_are_found_where_they_lie() -> None:
                 if first <= start and stop <= last
             ]
             assert ([(found[0].serial, found[1])] if found else []) == wanted
+
+
+def test_the_order_of_axes_in_memory() -> None:
+    whole = torch.zeros(2, 3, 4)
+    assert order_in_memory(whole) == order_in_memory(whole[:, :1].contiguous()) == (0, 1, 2)
+    assert order_in_memory(whole.permute(2, 0, 1)) == (1, 2, 0)
+    assert order_in_memory(whole[:1].expand(1, 3, 4).as_strided((1, 3, 4), (1, 4, 1))) == (0, 1, 2)
+    assert order_in_memory(whole[:, :2]) == order_in_memory(whole[0, 0].expand(3, 4)) == ()
