@@ -27,7 +27,7 @@ def enter(world_size: int, value: torch.Tensor) -> None:
 def keep(memory: torch.Tensor) -> None:
     """Memory that the user keeps from now on."""
     attachment = Communicator.instance()._attach("a test")
-    kept = KeptMemory(0, cast(Any, None), memory.data_ptr(), memory.nbytes)
+    kept = KeptMemory((0, 1), 0, cast(Any, None), memory.data_ptr(), memory.nbytes)
     attachment.kept_memory.add(kept)
 
 

@@ -197,7 +197,7 @@ class Communicator:
             transport = self._transport(team, device, f"symmetric memory of shape {tuple(shape)}")
         if transport is None:
             return torch.empty(tuple(shape), dtype=dtype, device=device)
-        tensor, kept = transport.keep(shape, dtype)
+        tensor, kept = transport.keep(team, shape, dtype)
         self._attach(tensor).kept_memory.add(kept)
         return tensor
 
@@ -214,7 +214,7 @@ class Communicator:
         Raises UserError where they do not; as `agree`, ranks meet only if they do not expect it.
         """
         places = tuple(
-            (position, found[0].serial, found[1], order_in_memory(value))
+            (position, found[0].team, found[0].serial, found[1], order_in_memory(value))
             for position, value in enumerate(inputs)
             if isinstance(value, torch.Tensor) and (found := memory.find(value)) is not None
         )
@@ -223,8 +223,9 @@ class Communicator:
             if any(theirs != said[0] for theirs in said):
                 raise UserError(
                     f"execute: ranks {team} pass inputs in different symmetric memory; on rank "
-                    f"{self.rank()} they are (input, number of the memory, byte, axes) {places}. "
-                    "All ranks must pass what they got from the same calls of symmetric_empty"
+                    f"{self.rank()} they are (input, ranks of the memory, its number, byte, axes) "
+                    f"{places}. All ranks must pass what they got from the same calls of "
+                    "symmetric_empty"
                 )
             history.note(places)
 

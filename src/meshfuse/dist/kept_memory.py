@@ -16,6 +16,7 @@ from meshfuse.dist.arena import Window
 class KeptMemory:
     """The `serial`-th of its team, from an address on; `size` in bytes."""
 
+    team: tuple[int, ...]
     serial: int
     window: Window
     address: int

@@ -223,7 +223,9 @@ class SymmetricTransport:
         self._sources: dict[tuple[int, ...], Use] = {}
         self.kept = KeptMemories()
 
-    def keep(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[torch.Tensor, KeptMemory]:
+    def keep(
+        self, team: tuple[int, ...], shape: Sequence[int], dtype: torch.dtype
+    ) -> tuple[torch.Tensor, KeptMemory]:
         """Memory for a user's tensor, of the same size on all ranks of the team, which ask alike.
 
         It lasts as long as the transport.
@@ -232,7 +234,7 @@ class SymmetricTransport:
         size = max(elements * dtype.itemsize, 1)
         window = self._link.open_window(size)
         memory = window.part(self._arena.place, 0, size)
-        kept = KeptMemory(len(self.kept), window, memory.data_ptr(), size)
+        kept = KeptMemory(team, len(self.kept), window, memory.data_ptr(), size)
         self.kept.add(kept)
         return memory[: elements * dtype.itemsize].view(dtype).view(tuple(shape)), kept
 

@@ -17,7 +17,7 @@ def test_tensors_are_found_where_they_lie() -> None:
     assert memories.find(whole) is None and not memories
     for serial, (start, stop) in enumerate(ranges):
         size = 4 * (stop - start)
-        memories.add(KeptMemory(serial, window, whole[start:].data_ptr(), size))
+        memories.add(KeptMemory((0, 1), serial, window, whole[start:].data_ptr(), size))
     assert len(memories) == 3
     for start in range(100):
         for stop in range(start + 1, 101):
