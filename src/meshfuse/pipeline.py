@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import final
 
+from meshfuse.base import optional
 from meshfuse.base.errors import Unsupported
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import NO_OPTIONS, Options
@@ -21,7 +22,6 @@ from meshfuse.codegen.source import KernelSource
 from meshfuse.facts.overlap_form import PLAIN, Overlap
 from meshfuse.facts.refusal import Refusal
 from meshfuse.facts.views import is_in_place
-from meshfuse.host.check import require_sound
 from meshfuse.host.dispatch import executor_class
 from meshfuse.host.loops import chunk_program, form_loops
 from meshfuse.host.lower import HostLowering, lower_to_host
@@ -172,8 +172,8 @@ def _compile_segments(
 def _verified(lowering: HostLowering, options: Options) -> HostLowering:
     """The lowering itself. Raises InvariantError for a program that no stage may make."""
     verify_host_program(lowering.program)
-    if options.is_enabled("check_host_program"):
-        require_sound(lowering.program)
+    if options.is_enabled("check_host_program"):  # who does not ask for it does not import it
+        optional.load("meshfuse.host.check").require_sound(lowering.program)
     return lowering
 
 

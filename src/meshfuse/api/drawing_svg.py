@@ -39,7 +39,7 @@ _TURN: Final = 0.381966
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Sheet:
     """The drawing so far: elements from the top down, and the extent of the widest."""
 

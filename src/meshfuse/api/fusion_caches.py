@@ -19,7 +19,7 @@ DEFAULT_MAX_FUSIONS = 16384
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Entry:
     fec: FusionExecutorCache
     hits: int = 0

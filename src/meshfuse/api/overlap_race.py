@@ -138,7 +138,7 @@ def _frozen_key(contest: Contest) -> str:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Track:
     """One rank's part of a race: see host/race.py. `executables`: what is ready to run."""
 

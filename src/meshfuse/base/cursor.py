@@ -37,7 +37,7 @@ class TextError(ValueError):
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Cursor:
     """`position` counts characters of `text`. Tokens may stand after spaces, not after newlines."""
 

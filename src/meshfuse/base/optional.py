@@ -9,6 +9,7 @@ from typing import Final
 from meshfuse.base.errors import Unsupported
 
 OPTIONAL_MODULES: Final = {
+    "meshfuse.host.check": "all files of meshfuse",
     "rich": "pip install rich",
     "torch.distributed._symmetric_memory": "a build of torch with distributed support",
     "torch.distributed.tensor": "a build of torch with distributed support",

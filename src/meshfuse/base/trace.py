@@ -113,7 +113,7 @@ def _mark_nothing(name: str) -> AbstractContextManager[object]:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _UnderWay:
     """A communication that has been posted."""
 

@@ -38,7 +38,7 @@ class Printed:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class CppFrame:
     """Mutable while a kernel is printed. `actives` holds the lane counts that are in scope."""
 

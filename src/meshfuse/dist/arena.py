@@ -101,7 +101,7 @@ def slot_bytes(wanted: int) -> int:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Arena:
     """The slots of one rank, at `place` of a team of `ranks`. `most_slots`: there are flags for."""
 

@@ -22,7 +22,7 @@ from meshfuse.ir.mesh import DeviceMesh
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Attachment:
     """What stands on one default process group: our part of its store, the groups made so far, and
     what was agreed on in them."""

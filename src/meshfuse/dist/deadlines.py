@@ -143,7 +143,7 @@ def explain(error: RuntimeError, subject: str, sequence: int, board: Board) -> C
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Lane:
     """One stream: what it was to wait for, oldest first, by its number and as text.
 

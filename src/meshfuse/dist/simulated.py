@@ -110,7 +110,7 @@ def _check_same(rank: int, a: CollectiveRequest, other: int, b: CollectiveReques
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Round:
     """The k-th collective of a team: who posted it, what they send, with checksums of where it came
     from, and the results."""

@@ -31,7 +31,7 @@ def parse(text: str, symbols: Mapping[str, Symbol] | None = None) -> IntExpr:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Reader:
     """A recursive-descent parser with one token of look-ahead; the empty token is the end."""
 

@@ -51,7 +51,7 @@ def _timeline_of(stream: int) -> int:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Timelines:
     """The clocks of the streams, of which one is current, and the timelines of transfers.
 

@@ -22,7 +22,7 @@ from meshfuse.ir.axes import TensorName
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class RankContents:
     """One rank's names, and the values of all symbols there."""
 

@@ -65,7 +65,7 @@ def with_reductions_in_place(
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Rewriting:
     """The nodes so far; who makes each name, which names share memory, and what is sent."""
 

@@ -64,7 +64,7 @@ class _Stored:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Reading:
     """What is behind each value, and what has been stored so far."""
 

@@ -48,7 +48,7 @@ def chunk_program(program: Program) -> Program:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Forming:
     """The program so far, and the names that sizes have, those of loops among them. `kept`: chunks
     of what exists outside of the loop that makes them, and what they are by other names in it."""

@@ -66,7 +66,7 @@ class LoweredKernel:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Lowering:
     """What segments are lowered with, and how many communications there are so far.
 

@@ -100,7 +100,7 @@ def _most_while(
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Use:
     """What exists now. `memory` has for each buffer the one whose memory it shows."""
 

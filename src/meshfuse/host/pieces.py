@@ -50,7 +50,7 @@ class Value:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Pieces:
     """A memory of some lengths. `is_placed`: which indices lie where was known in advance; else it
     is learned from what is written."""

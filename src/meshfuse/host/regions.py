@@ -118,7 +118,7 @@ class Uses:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Memory:
     """What one or more names share, made at a moment of the stream whose memory it is.
 

@@ -19,7 +19,7 @@ from meshfuse.runtime.random import RandomState, draw_state
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Rank:
     """One rank under way. `waits_for`: the number it awaits; `outputs` when it has ended."""
 

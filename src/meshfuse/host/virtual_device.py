@@ -66,7 +66,7 @@ class _Held:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Event:
     """What streams knew where an event was marked, by instance. `is_sampled`: there are instances
     that are not shown."""

@@ -79,7 +79,7 @@ def set_memory_type(program: Program, tensor: TensorName, memory: MemoryType) ->
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Memory:
     """Axes in memory order with their flags, while steps are undone one by one.
 

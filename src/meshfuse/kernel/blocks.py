@@ -35,7 +35,7 @@ class Block:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class BodyBuilder:
     """The open blocks, outermost first: mutable, and private to one lowering.
 

@@ -79,7 +79,7 @@ def localize(program: Program) -> Localized:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _SizeNamer:
     """Gives local extents their symbols: mutable, private to one call of `localize`."""
 

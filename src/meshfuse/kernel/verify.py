@@ -49,7 +49,7 @@ class ValueFacts:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Checker:
     """What is in scope at one place of a kernel: mutable, as statements define values in turn."""
 

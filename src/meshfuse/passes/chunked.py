@@ -40,7 +40,7 @@ Place = tuple[TensorName, int, IntExpr, IntExpr | None]
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Chunked:
     """The expressions of a loop for one iteration, in a program that has their chunks' tensors.
 

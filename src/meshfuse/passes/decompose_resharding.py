@@ -65,7 +65,7 @@ def decompose_resharding(program: Program) -> tuple[Program, tuple[Note, ...]]:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Rewriting:
     """The program with the tensors made so far, and the expressions that replace those seen.
 

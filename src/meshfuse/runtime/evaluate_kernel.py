@@ -61,7 +61,7 @@ class Value:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Frame:
     """What one grid point sees: mutable, because statements define values in turn."""
 

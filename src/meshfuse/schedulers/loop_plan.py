@@ -43,7 +43,7 @@ class LoopPlan:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class AxisNamer:
     """Counts fresh axis names: mutable, private to one application of a plan."""
 
@@ -55,7 +55,7 @@ class AxisNamer:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Follower:
     """One tensor on its way through a plan: mutable, private to one application.
 

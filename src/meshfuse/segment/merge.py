@@ -24,7 +24,7 @@ class Edge:
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Groups:
     """A partition of expressions into groups whose graph has no cycle.
 

@@ -58,7 +58,7 @@ def segment(program: Program, accepts: Callable[[Program], Answer]) -> Segmented
 
 
 @final
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Asking:
     """The program, what stands `alone`, and what `accepts` said about parts, each asked once."""
 
