@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import overlap_forms as forms
 import torch
@@ -171,17 +172,18 @@ def main() -> None:
         report = Report(job, options.out, vars(options))
         problem = Problem(AG, m, k, n, job.size)
         operands = random_operands(problem, job, 0, DTYPE)
-        calls = usable(job, variants_of(problem, operands, options.chunks), problem, operands)
         for delayed in (False, True):
             link.is_on = delayed
+            forms.forget_choices()
+            variants = variants_of(problem, operands, options.chunks)
+            calls = usable(job, variants, problem, operands)
             title = f"{problem}, float32, {job.size} processes of one thread, gloo " + (
                 f"behind a link of {options.bandwidth:.0f} MB/s and {options.latency} ms"
                 if delayed
                 else "as it is: only what does not need the cores can be hidden"
             )
-            times = job.attempt(
-                lambda: race(job, calls, iterations=options.iterations, rounds=options.rounds)
-            )
+            run = partial(race, job, calls, iterations=options.iterations, rounds=options.rounds)
+            times = job.attempt(run)
             if isinstance(times, Failure):
                 job.say(f"{title}: {times}")
                 report.add(title=title, failed=str(times))

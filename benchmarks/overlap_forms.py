@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from meshfuse import FusionDefinition
+from meshfuse.cache import FusionCache
 from meshfuse.host.nodes import Communicate, ForLoop, Node, all_nodes
 from meshfuse.multidevice import Overlap
 
@@ -26,6 +28,12 @@ def explicit_forms() -> dict[str, Overlap]:
 def execute(fd: FusionDefinition, inputs: Iterable[torch.Tensor], form: Any) -> list[torch.Tensor]:
     """One call in a form: "auto", "off", or one of `explicit_forms`."""
     return fd.execute(inputs, overlap=form)
+
+
+def forget_choices() -> None:
+    """ "auto" is to find out anew what is best, as on another machine."""
+    os.environ["MESHFUSE_CACHE_DIR"] = ""
+    FusionCache.instance().reset()
 
 
 def chosen_form(fd: FusionDefinition) -> str:
