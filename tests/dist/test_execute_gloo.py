@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
+import weakref
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +20,7 @@ from torch.nn import functional
 from gloo_run import observe_ranks, run_ranks
 from meshfuse import DistributedTensor, FusionDefinition, ParallelType
 from meshfuse.base.errors import CommunicationError
+from meshfuse.dist.communicator import Communicator
 from meshfuse.host.timeline import Item, Kind, Lane
 from meshfuse.multidevice import DeviceMesh, Overlap, Timeline
 
@@ -74,7 +77,11 @@ def disagree_then_agree(rank: int, world_size: int, folder: str) -> list[list[fl
     assert "communicate(all_gather, " in message, message
     assert "communicate(all_reduce, " in message
     seen = [values(scaled, torch.tensor([10.0 * rank, 10.0 * rank + 1])) for _ in range(2)]
+    group = weakref.ref(Communicator.instance().group((0, 1), "cpu", "a test"))
     dist.destroy_process_group()
+    Communicator.instance()
+    gc.collect()
+    assert group() is None, "what a definition keeps does not hold groups that are closed"
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/again",

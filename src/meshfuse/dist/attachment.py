@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
+from weakref import WeakMethod
 
 import torch.distributed as dist
 
@@ -39,6 +40,9 @@ class Attachment:
     kept_memory: KeptMemories = field(default_factory=KeptMemories)
     memory_histories: dict[tuple[int, ...], CallHistory] = field(
         default_factory=dict[tuple[int, ...], CallHistory]
+    )
+    bound: list[WeakMethod[Callable[[], None]]] = field(
+        default_factory=list[WeakMethod[Callable[[], None]]]
     )
     torch_meshes: dict[tuple[DeviceMesh, str], Any] = field(default_factory=dict)
 
@@ -91,6 +95,8 @@ class Attachment:
         return absent
 
     def close(self) -> None:
+        for forget in filter(None, (reference() for reference in self.bound)):
+            forget()
         for key in sorted(self.groups):
             self.groups[key].close()
         self.groups.clear()

@@ -14,11 +14,12 @@ from __future__ import annotations
 import atexit
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import RLock
 from typing import Any, ClassVar, final
+from weakref import WeakMethod
 from zlib import crc32
 
 import torch
@@ -71,6 +72,11 @@ class CallEntry:
         self._communicator = communicator
         self._attachment = attachment
         self._agreed = tuple(agreed)
+
+    def when_closed(self, forget: Callable[[], None]) -> None:
+        """What has looked up groups lets go of them when the process group that they stand on is
+        destroyed. `forget` is a method, of something that may be gone by then."""
+        self._attachment.bound.append(WeakMethod(forget))
 
     def leads_in(self) -> bool:
         """Whether the default process group is the one for which this was made."""

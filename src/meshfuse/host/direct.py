@@ -16,6 +16,7 @@ from typing import final
 
 import torch
 
+from meshfuse.base.errors import CommunicationError
 from meshfuse.dist.calls import Call
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.direct import DirectCollective, DirectTransfer
@@ -56,6 +57,7 @@ class DirectPlan:
     another issues to the same streams has a binding of its own."""
 
     __slots__ = (
+        "__weakref__",
         "_actions",
         "_bind_again",
         "_communicator",
@@ -69,7 +71,7 @@ class DirectPlan:
     )
 
     def __init__(self, executable: Executable, plan: Plan, communicator: Communicator) -> None:
-        self._communicator = communicator
+        self._communicator: Communicator | None = communicator
         self._entry = None
         if plan.agreements:
             self._entry = communicator.entry(plan.agreements, plan.fetches)
@@ -82,6 +84,12 @@ class DirectPlan:
         binding = _Binding(communicator, self._streams, plan.bound)
         self._actions = tuple(binding.bind_all())
         self._meetings = binding.meetings
+        if self._entry is not None:
+            self._entry.when_closed(self._forget)
+
+    def _forget(self) -> None:
+        """The groups are closed: whoever runs the plan again binds it anew."""
+        self._actions, self._communicator, self._entry = (_refuse,), None, None
 
     def is_of(self, communicator: Communicator) -> bool:
         """Whether what was looked up is what there is now."""
@@ -125,14 +133,16 @@ class DirectPlan:
             self._turn.release()
 
     def _run(self, slots: Slots) -> list[torch.Tensor]:
-        to_come = iter(self._actions)
+        actions = self._actions
+        to_come = iter(actions)
         try:
             for act in to_come:
                 act(slots)
         except BaseException as error:
-            done = len(self._actions) - sum(1 for _ in to_come)
-            if done <= self._meetings:  # peers count on the rank until its last wait
-                self._communicator.give_up(f"{type(error).__name__}: {error}")
+            done = len(actions) - sum(1 for _ in to_come)
+            communicator = self._communicator
+            if communicator is not None and done <= self._meetings:
+                communicator.give_up(f"{type(error).__name__}: {error}")
             raise
         return [slots[place] for place in self._outputs]
 
@@ -224,6 +234,12 @@ class _Binding:
             await_mark(slots)
 
         return wait
+
+
+def _refuse(slots: Slots) -> None:
+    raise CommunicationError(
+        "execute: the process group that this call began on is being destroyed"
+    )
 
 
 def _do_nothing(slots: Slots) -> None:

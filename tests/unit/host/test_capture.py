@@ -62,6 +62,9 @@ class Peers:
     def leads_in(self) -> bool:
         return True
 
+    def when_closed(self, forget: object) -> None:
+        pass
+
     def enter(self, call: object, inputs: Sequence[object]) -> Any:
         return self
 
