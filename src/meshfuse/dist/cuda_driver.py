@@ -103,7 +103,7 @@ class Streams:
         self._found: dict[int, torch.cuda.Stream] = {}
 
     def current(self) -> torch.cuda.Stream:
-        handle = torch._C._cuda_getCurrentRawStream(self._device.index)
+        handle = current_handle(self._device)
         stream = self._found.get(handle)
         if stream is None:
             stream = self._found[handle] = torch.cuda.current_stream(self._device)

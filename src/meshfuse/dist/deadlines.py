@@ -152,7 +152,6 @@ class _Lane:
     """
 
     mark: Callable[[], Callable[[], bool] | None]
-    seconds: float
     noted: deque[tuple[int, object]] = field(default_factory=deque[tuple[int, object]])
     has_passed: Callable[[], bool] | None = None
     marked: int = 0
@@ -169,25 +168,29 @@ class StreamWatch:
     mark before. It calls `give_up(reason)` where `wait` would raise.
     """
 
-    def __init__(self, board: Board, give_up: Callable[[str], None], watch: Watch = nobody) -> None:
+    def __init__(
+        self, board: Board, give_up: Callable[[str], None], watch: Watch, seconds: float
+    ) -> None:
+        """Streams wait for at most `seconds`."""
         self._board = board
         self._watch = watch
         self._give_up = give_up
+        self._seconds = seconds
         self._lanes: dict[int, _Lane] = {}
         self._closed = Event()
         self._thread: Thread | None = None
 
-    def note(self, device: torch.device, sequence: int, subject: object, seconds: float) -> None:
+    def note(self, device: torch.device, sequence: int, subject: object) -> None:
         """The current stream of a device has got something that waits for others, the collective of
         this number."""
         handle = current_handle(device)
         lane = self._lanes.get(handle)
         if lane is None:
-            lane = self._begin_lane(handle, device, seconds)
+            lane = self._begin_lane(handle, device)
         lane.noted.append((sequence, subject))
 
-    def _begin_lane(self, handle: int, device: torch.device, seconds: float) -> _Lane:
-        lane = _Lane(partial(mark_stream, torch.cuda.current_stream(device)), seconds)
+    def _begin_lane(self, handle: int, device: torch.device) -> _Lane:
+        lane = _Lane(partial(mark_stream, torch.cuda.current_stream(device)))
         self._lanes[handle] = lane
         if self._thread is None:
             self._thread = Thread(target=self._run, name="meshfuse-stream-watch", daemon=True)
@@ -227,7 +230,7 @@ class StreamWatch:
         if noted:
             lane.has_passed = lane.mark()
             lane.marked, lane.until = len(noted), max(sequence for sequence, _ in noted)
-            lane.deadline = Deadline.after(lane.seconds)
+            lane.deadline = Deadline.after(self._seconds)
 
     def _look_at(self, lane: _Lane, has_passed: Callable[[], bool], deadline: Deadline) -> None:
         sequence, first = lane.noted[0]

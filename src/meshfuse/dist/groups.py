@@ -52,8 +52,7 @@ class Group:
         self._sequence = 0
         self._outstanding: dict[int, Posting] = {}
         self._lock = RLock()
-        self._seconds = seconds
-        self._stream_watch = StreamWatch(board, self.abandon, watch)
+        self._stream_watch = StreamWatch(board, self.abandon, watch, seconds)
         self.transport: SymmetricTransport | None = None
 
     @property
@@ -135,7 +134,7 @@ class Group:
             work.wait()
         except RuntimeError as error:
             raise self._failed(text, sequence, error) from error
-        self._stream_watch.note(device, sequence, text, self._seconds)
+        self._stream_watch.note(device, sequence, text)
 
     def wait(self, posting: Posting, deadline: Deadline) -> None:
         """Block until the posting's `out` may be read; on CUDA, the current stream waits instead.
@@ -166,7 +165,7 @@ class Group:
                 raise self._failed(text, posting.sequence, error) from error
 
     def _watch_stream(self, device: torch.device, text: str) -> None:
-        self._stream_watch.note(device, self._sequence, text, self._seconds)
+        self._stream_watch.note(device, self._sequence, text)
 
     def _failed(
         self, request: CollectiveRequest | str, sequence: int, error: RuntimeError

@@ -33,7 +33,7 @@ from meshfuse.dist.board import (
     publish_identity,
 )
 from meshfuse.dist.collectives import CollectiveRequest, Posting
-from meshfuse.dist.deadlines import Deadline, StreamWatch, await_arrival, read_timeout, wait
+from meshfuse.dist.deadlines import Deadline, StreamWatch, await_arrival, nobody, read_timeout, wait
 
 
 class ScriptedWork:
@@ -163,11 +163,11 @@ def test_streams_are_marked_when_they_have_passed_the_mark_before(
 ) -> None:
     mine, _ = make_boards()
     reasons: list[str] = []
-    watch, stream = StreamWatch(mine, reasons.append), lanes[0]
+    watch, stream = StreamWatch(mine, reasons.append, nobody, 5), lanes[0]
     for sequence in range(1, 4):
-        watch.note(torch.device("cpu"), sequence, f"gather {sequence}", 5)
+        watch.note(torch.device("cpu"), sequence, f"gather {sequence}")
     eventually(lambda: len(stream) == 1)
-    watch.note(torch.device("cpu"), 4, "gather 4", 5)
+    watch.note(torch.device("cpu"), 4, "gather 4")
     time.sleep(0.1)
     assert len(stream) == 1, "it is on its way to the first mark"
     stream[0] = True
@@ -181,9 +181,9 @@ def test_streams_are_marked_when_they_have_passed_the_mark_before(
 def test_a_stream_that_waits_for_a_lost_peer_ends(lanes: dict[int, list[bool]]) -> None:
     mine, other = make_boards()
     reasons: list[str] = []
-    watch = StreamWatch(mine, reasons.append)
-    watch.note(torch.device("cpu"), 1, "gather 1", 30)
-    watch.note(torch.device("cpu"), 2, "gather 2", 30)
+    watch = StreamWatch(mine, reasons.append, nobody, 30)
+    watch.note(torch.device("cpu"), 1, "gather 1")
+    watch.note(torch.device("cpu"), 2, "gather 2")
     other.announce(Notice(Standing.failed, 0, "out of memory"))
     eventually(lambda: bool(reasons))
     assert reasons[0].startswith("gather 1, or one behind it up to collective 2 of these ranks:")
@@ -199,15 +199,15 @@ def test_a_stream_may_wait_for_an_earlier_collective_behind_a_later_one(
     """All that was before a mark is over with, whatever the numbers."""
     mine, other = make_boards()
     reasons: list[str] = []
-    watch, stream = StreamWatch(mine, reasons.append), lanes[0]
-    watch.note(torch.device("cpu"), 2, "fetch 2", 30)
-    watch.note(torch.device("cpu"), 1, "gather 1", 30)
+    watch, stream = StreamWatch(mine, reasons.append, nobody, 30), lanes[0]
+    watch.note(torch.device("cpu"), 2, "fetch 2")
+    watch.note(torch.device("cpu"), 1, "gather 1")
     eventually(lambda: len(stream) == 1)
     stream[0] = True
     time.sleep(0.1)
     assert len(stream) == 1, "nothing is left to wait for"
-    watch.note(torch.device("cpu"), 5, "gather 5", 30)
-    watch.note(torch.device("cpu"), 4, "gather 4", 30)
+    watch.note(torch.device("cpu"), 5, "gather 5")
+    watch.note(torch.device("cpu"), 4, "gather 4")
     eventually(lambda: len(stream) == 2)
     other.announce(Notice(Standing.failed, 4, "out of memory"))
     eventually(lambda: bool(reasons))
@@ -218,8 +218,8 @@ def test_a_stream_may_wait_for_an_earlier_collective_behind_a_later_one(
 def test_a_stream_has_a_deadline(lanes: dict[int, list[bool]]) -> None:
     mine, _ = make_boards()
     reasons: list[str] = []
-    watch = StreamWatch(mine, reasons.append)
-    watch.note(torch.device("cpu"), 1, "gather 1", 0.2)
+    watch = StreamWatch(mine, reasons.append, nobody, 0.2)
+    watch.note(torch.device("cpu"), 1, "gather 1")
     eventually(lambda: bool(reasons))
     assert "gather 1: rank 4 waited 0.2 s, its deadline: rank 5 does not wait" in reasons[0]
     watch.close()
