@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
-from weakref import WeakMethod
+from typing import Any, Protocol, final
+from weakref import WeakSet
 
 import torch.distributed as dist
 
@@ -22,11 +22,17 @@ from meshfuse.dist.launcher import Place, read_local_place
 from meshfuse.ir.mesh import DeviceMesh
 
 
+class Bound(Protocol):
+    """What has looked up groups, and lets go of them when they are closed."""
+
+    def forget(self) -> None: ...
+
+
 @final
 @dataclass(slots=True, eq=False, repr=False)
 class Attachment:
     """What stands on one default process group: our part of its store, the groups made so far, and
-    what was agreed on in them."""
+    what was agreed on in them. `bound` are told when they are closed, if they still exist."""
 
     world: dist.ProcessGroup
     store: dist.Store
@@ -41,9 +47,7 @@ class Attachment:
     memory_histories: dict[tuple[int, ...], CallHistory] = field(
         default_factory=dict[tuple[int, ...], CallHistory]
     )
-    bound: list[WeakMethod[Callable[[], None]]] = field(
-        default_factory=list[WeakMethod[Callable[[], None]]]
-    )
+    bound: WeakSet[Bound] = field(default_factory=WeakSet)
     torch_meshes: dict[tuple[DeviceMesh, str], Any] = field(default_factory=dict)
 
     def history(self, team: tuple[int, ...]) -> CallHistory:
@@ -95,8 +99,8 @@ class Attachment:
         return absent
 
     def close(self) -> None:
-        for forget in filter(None, (reference() for reference in self.bound)):
-            forget()
+        for bound in list(self.bound):
+            bound.forget()
         for key in sorted(self.groups):
             self.groups[key].close()
         self.groups.clear()

@@ -14,12 +14,11 @@ from __future__ import annotations
 import atexit
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import RLock
 from typing import Any, ClassVar, final
-from weakref import WeakMethod
 from zlib import crc32
 
 import torch
@@ -35,7 +34,7 @@ from meshfuse.dist.agreement import (
     check_sizes,
     find_difference,
 )
-from meshfuse.dist.attachment import Attachment, attach
+from meshfuse.dist.attachment import Attachment, Bound, attach
 from meshfuse.dist.calls import Call, CallLog
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.deadlines import Deadline, read_timeout
@@ -73,10 +72,10 @@ class CallEntry:
         self._attachment = attachment
         self._agreed = tuple(agreed)
 
-    def when_closed(self, forget: Callable[[], None]) -> None:
-        """What has looked up groups lets go of them when the process group that they stand on is
-        destroyed. `forget` is a method, of something that may be gone by then."""
-        self._attachment.bound.append(WeakMethod(forget))
+    def bind(self, bound: Bound) -> None:
+        """Let go of groups, who has looked them up, when the process group that they stand on is
+        destroyed."""
+        self._attachment.bound.add(bound)
 
     def leads_in(self) -> bool:
         """Whether the default process group is the one for which this was made."""

@@ -85,9 +85,9 @@ class DirectPlan:
         self._actions = tuple(binding.bind_all())
         self._meetings = binding.meetings
         if self._entry is not None:
-            self._entry.when_closed(self._forget)
+            self._entry.bind(self)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """The groups are closed: whoever runs the plan again binds it anew."""
         self._actions, self._communicator, self._entry = (_refuse,), None, None
 

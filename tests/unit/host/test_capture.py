@@ -62,7 +62,7 @@ class Peers:
     def leads_in(self) -> bool:
         return True
 
-    def when_closed(self, forget: object) -> None:
+    def bind(self, bound: object) -> None:
         pass
 
     def enter(self, call: object, inputs: Sequence[object]) -> Any:

@@ -137,7 +137,7 @@ def _started(executable: Executable, inputs: list[torch.Tensor], transport: Any)
     """A call whose ranks have agreed already."""
     transport.entry = lambda agreements, has_readers: transport
     transport.leads_in = lambda: True
-    transport.when_closed = lambda forget: None
+    transport.bind = lambda bound: None
     transport.enter = lambda call, inputs: transport
     transport.leave = lambda: None
     return run_executable(executable, inputs, transport)
