@@ -176,18 +176,39 @@ class BoundCollective:
             self.in_team_order,
         )
 
-    def padding(self, symbols: Mapping[str, int], device: torch.device) -> tuple[int, int]:
+    def padding(self, symbols: Mapping[str, int]) -> tuple[int, int]:
         """Elements that come behind what is sent and what is received, for the sizes of a call."""
-        packing = self.at(symbols, device).packing
-        return (0, 0) if packing is None else (packing.sends.padding, packing.receives.padding)
+        if self.mesh_axis is None or self.collective == "all_reduce":
+            return 0, 0
+        sizes = tuple(evaluate(extent, symbols) for extent in self.extents)
+        numeric = replace(self, src=self.src.at(symbols), out=self.out.at(symbols))
+        place, parts, whole = numeric._parts(sizes, self.mesh_axis)
+        length = max(part.elements for part in parts)
+        behind_own = length - parts[place].elements
+        behind_all = length * len(parts) - whole.elements
+        return (behind_own, behind_all) if self._is_gather else (behind_all, behind_own)
+
+    @property
+    def _is_gather(self) -> bool:
+        return self.collective == "all_gather"
 
     def _packing(
         self, sizes: tuple[int, ...], mesh_axis: ParallelType, device: torch.device
     ) -> Packing | None:
         if self.collective == "all_reduce":
             return None
-        is_gather = self.collective == "all_gather"
-        side, other = (self.src, self.out) if is_gather else (self.out, self.src)
+        place, parts, whole = self._parts(sizes, mesh_axis)
+        if not self.is_packed and len({part.shape for part in parts}) == 1:
+            return None
+        pack = pack_gather if self._is_gather else pack_scatter
+        return pack(parts, place, whole, self.order, device)
+
+    def _parts(
+        self, sizes: tuple[int, ...], mesh_axis: ParallelType
+    ) -> tuple[int, list[Holding], Holding]:
+        """Where the rank stands along a mesh axis; what each rank there has, or is to get; and all
+        of that."""
+        side, other = (self.src, self.out) if self._is_gather else (self.out, self.src)
         place = rank_coordinates(side.mesh)[self.rank]
         parts = [
             side.holding(sizes, {**place, mesh_axis: member})
@@ -199,10 +220,7 @@ class BoundCollective:
                 f"{self.collective} {self.src.name} -> {self.out.name}: ranks along {mesh_axis} "
                 f"have {[part.elements for part in parts]} elements of {whole.elements}"
             )
-        if not self.is_packed and len({part.shape for part in parts}) == 1:
-            return None
-        pack = pack_gather if is_gather else pack_scatter
-        return pack(parts, place[mesh_axis], whole, self.order, device)
+        return place[mesh_axis], parts, whole
 
     def _exchange(
         self, sizes: tuple[int, ...], device: torch.device

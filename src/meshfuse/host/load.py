@@ -28,7 +28,7 @@ from meshfuse.host.nodes import (
 )
 from meshfuse.host.plan import Drawing, Executable, Names
 from meshfuse.host.presence import NodeHere, is_outside, nodes_here
-from meshfuse.host.steps import Binding, bind_step
+from meshfuse.host.steps import Binding, bind_step, collectives_filling
 from meshfuse.host.stream_steps import OnStreamStep
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
@@ -59,7 +59,18 @@ def load(
     names = _name_slots(program)
     outside = is_outside(program, rank)
     prologue, body = _split_prologue(program)
-    binding = Binding(program, names, sources, compiler, rank, device, schedulers or {}, ids, trace)
+    binding = Binding(
+        program,
+        names,
+        sources,
+        compiler,
+        rank,
+        device,
+        schedulers or {},
+        ids,
+        trace,
+        filling=collectives_filling(program),
+    )
     here = () if outside else tuple(nodes_here(program, body, rank))
     others = () if outside else tuple(_inputs_elsewhere(program, rank))
     steps = tuple(_bind_steps(((None, others), *here), binding, count()))

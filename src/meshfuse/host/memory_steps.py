@@ -13,7 +13,7 @@ from meshfuse.expr import IntExpr
 from meshfuse.facts.holdings import shape_outside
 from meshfuse.host.actions import Action, Sizes, Slots, Step, Traced
 from meshfuse.host.nodes import Allocate, Free, Pick, View
-from meshfuse.host.steps import Binding, bind_collective, bind_step, place, received_with_room
+from meshfuse.host.steps import Binding, bind_collective, bind_step, place
 from meshfuse.host.transfer_step import ReserveStep, find_delivery
 from meshfuse.ir.axes import TensorName
 from meshfuse.runtime.allocate import allocator
@@ -39,7 +39,7 @@ class AllocateStep(Step):
 
     def bind(self, sizes: Sizes) -> Action:
         slot, device = self.slot, self.device
-        room = max((found.padding(sizes.symbols, device)[1] for found in self.received), default=0)
+        room = max((found.padding(sizes.symbols)[1] for found in self.received), default=0)
         make = allocator(sizes.values, self.order, self.dtype, device, room)
 
         def allocate(slots: Slots) -> None:
@@ -58,7 +58,7 @@ def _(node: Allocate, binding: Binding) -> Step:
         return ReserveStep.of(node, delivery, buffer, slot, binding.rank, dtype, binding.device)
     received = tuple(
         bind_collective(found, binding.program.buffers[found.src], buffer, binding.rank)
-        for found in received_with_room(node.buffer, binding.program)
+        for found in binding.filling.get(node.buffer, ())
         if binding.rank in found.ranks
     )
     return AllocateStep(slot, buffer.shape, buffer.memory_order, dtype, binding.device, received)

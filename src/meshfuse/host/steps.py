@@ -62,6 +62,7 @@ class Binding:
 
     `schedulers` says who scheduled each kernel. `ids` are those of the executor of the node that is
     bound; `trace` gets a span for each that is compiled. `loops`: the indices of those around it.
+    `filling`: see collectives_filling.
     """
 
     program: HostProgram
@@ -74,6 +75,9 @@ class Binding:
     ids: ExecutorIds = ALONE_IDS
     trace: Trace | None = None
     loops: tuple[str, ...] = ()
+    filling: Mapping[TensorName, tuple[Communicate, ...]] = field(
+        default_factory=dict[TensorName, tuple[Communicate, ...]]
+    )
 
     @property
     def communications(self) -> int:
@@ -189,7 +193,7 @@ class EvaluateStep(Step):
             self.device,
         )
         scope = Scope(names.slots, env)
-        room = 0 if self.sent is None else self.sent.padding(sizes.symbols, self.device)[0]
+        room = 0 if self.sent is None else self.sent.padding(sizes.symbols)[0]
         if room:
             return self._bind_with_room(scope, sizes.values, room)
         run = self.executor.bind(scope, self.node.into, is_added=self.node.adds(sizes.symbols))
@@ -339,7 +343,7 @@ def _(node: Communicate, binding: Binding) -> Step:
         return _bind_transfer(node, binding)
     executor = CommunicationExecutor(binding.ids)
     buffers = binding.program.buffers
-    has_room = any(node is found for found in received_with_room(node.out, binding.program))
+    has_room = any(node is found for found in binding.filling.get(node.out, ()))
     src, out = buffers[node.src], buffers[node.out]
     collective = bind_collective(node, src, out, binding.rank, has_room=has_room)
     executor.compile(collective, binding.trace)
@@ -360,16 +364,23 @@ def _bind_transfer(node: Communicate, binding: Binding) -> Step:
     return TransferStep(transfer, src, out, traced, extents, stride, into, node.sum_over)
 
 
-def received_with_room(name: TensorName, program: HostProgram) -> Iterator[Communicate]:
-    """The collectives that fill a buffer which has memory of its own, and not of another: it is
+def collectives_filling(
+    program: HostProgram,
+) -> dict[TensorName, tuple[Communicate, ...]]:
+    """The collectives that fill each buffer which has memory of its own, and not of another: it is
     made as large as what they receive, padding included."""
     nodes = list(all_nodes(program.body))
-    made = (n for n in nodes if isinstance(n, Allocate) and n.buffer == name)
-    if any(n.memory is not MemoryType.symmetric for n in made):
-        for node in nodes:
-            if isinstance(node, Communicate) and node.out == name and node.mesh_axis is not None:
-                if not (node.is_transfer or node.in_place):
-                    yield node
+    own = {
+        node.buffer
+        for node in nodes
+        if isinstance(node, Allocate) and node.memory is not MemoryType.symmetric
+    }
+    found: dict[TensorName, tuple[Communicate, ...]] = {}
+    for node in nodes:
+        if isinstance(node, Communicate) and node.mesh_axis is not None and node.out in own:
+            if not (node.is_transfer or node.in_place):
+                found[node.out] = (*found.get(node.out, ()), node)
+    return found
 
 
 def bind_collective(
