@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from threading import Lock
 from typing import final
@@ -155,15 +155,12 @@ def run_planned(
     draw = None if drawing is None else partial(_draw_into, drawing, communicator)
     if trace is None and not _takes_turns(executable, plan):
         return direct_plan(executable, plan, communicator).run(slots, call, draw)
-    with torch.no_grad():
-        if not plan.agreements:
-            return _run_observed(executable, plan, slots, communicator, trace, draw)
-        inputs = slots[: len(executable.program.inputs)]
-        log = communicator.entry(plan.agreements, plan.fetches).enter(call, inputs)
-        try:
-            return _run_observed(executable, plan, slots, communicator, trace, draw)
-        finally:
-            log.leave()
+    with torch.no_grad(), ExitStack() as ends:
+        if plan.agreements:
+            inputs = slots[: len(executable.program.inputs)]
+            log = communicator.entry(plan.agreements, plan.fetches).enter(call, inputs)
+            ends.callback(log.leave)
+        return _run_observed(executable, plan, slots, communicator, trace, draw)
 
 
 def _takes_turns(executable: Executable, plan: Plan) -> bool:
