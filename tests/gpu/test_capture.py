@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpu_run import gpu_of, needs_a_gpu, on_gpus
+from gpu_run import gpu_of, on_gpus
 from meshfuse import DataType, DistributedTensor, FusionDefinition, ParallelType
 from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.multidevice import DeviceMesh, Overlap
@@ -139,7 +139,6 @@ def replay_all_reduce(rank: int, world_size: int, overlap: str) -> tuple[Sequenc
     return exact, explanation
 
 
-@needs_a_gpu
 @pytest.mark.parametrize("overlap", ["off", "chunks"])
 def test_collectives_are_replayed(overlap: str) -> None:
     outcomes = on_gpus(replay_all_reduce, overlap)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from gpu_run import gpu_of, needs_a_gpu, needs_two_gpus, on_gpus
+from gpu_run import gpu_of, needs_two_gpus, on_gpus
 from meshfuse import DataType, FusionDefinition, TensorView
 from meshfuse.multidevice import DeviceMesh, Overlap, shard_tensor
 from sharded_cases import CASES, Built, check_outputs, integers
@@ -34,7 +34,6 @@ def run_all_cases(rank: int, world_size: int) -> list[str]:
     return done
 
 
-@needs_a_gpu
 def test_cases_on_gpus() -> None:
     outcomes = on_gpus(run_all_cases)
     for outcome in outcomes:

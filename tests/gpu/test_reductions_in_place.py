@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from gpu_run import gpu_of, needs_a_gpu, on_gpus
+from gpu_run import gpu_of, on_gpus
 from meshfuse.host.nodes import Communicate, all_nodes
 from reduced_in_place import CASES, in_chunks, own_shards, row_parallel
 
@@ -32,7 +32,6 @@ def run_cases(rank: int, ranks: int) -> list[int]:
     return [grown[-4], grown[-1]]
 
 
-@needs_a_gpu
 def test_values_and_memory() -> None:
     """The result is [2048, 2048] floats; a call needs that once."""
     for outcome in on_gpus(run_cases):

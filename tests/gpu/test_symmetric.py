@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpu_run import gpu_of, needs_a_gpu, on_gpus
+from gpu_run import gpu_of, on_gpus
 from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.dist.communicator import Communicator
 from meshfuse.multidevice import DeviceMesh, symmetric_empty
@@ -66,7 +66,6 @@ def pipelines(rank: int, ranks: int) -> str:
     return "done"
 
 
-@needs_a_gpu
 def test_pipelines_are_exact() -> None:
     on_gpus(pipelines, deadline=DEADLINE)
 
@@ -105,7 +104,6 @@ def random_sizes(rank: int, ranks: int) -> list[int]:
     return memory
 
 
-@needs_a_gpu
 def test_any_sizes_in_any_order_and_one_rank_late() -> None:
     for outcome in on_gpus(random_sizes, deadline=DEADLINE):
         early, late = outcome.value[:2], outcome.value[2:]
@@ -124,7 +122,6 @@ def captured(rank: int, ranks: int) -> str:
     return "refused"
 
 
-@needs_a_gpu
 def test_transfers_are_not_captured() -> None:
     on_gpus(captured, deadline=DEADLINE)
 
@@ -146,6 +143,5 @@ def kept_inputs(rank: int, ranks: int) -> str:
     return "done"
 
 
-@needs_a_gpu
 def test_inputs_are_sent_from_symmetric_memory() -> None:
     on_gpus(kept_inputs, deadline=DEADLINE)

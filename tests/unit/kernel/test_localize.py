@@ -161,7 +161,7 @@ program() {
   T2 = reshape(T1)
   output(T2)
 }
-"""  # noqa: E501
+"""  # noqa: E501  # a tensor with its schedule is one line of a program
     localized = localize(parse_program(text))
     verify(localized.program)
     for name, shape in (("T0", ["6", "2"]), ("T1", ["2", "3", "2"]), ("T2", ["6", "2"])):
