@@ -13,6 +13,7 @@ import torch.distributed as dist
 from gpu_run import gpu_of, on_gpus
 from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.dist.communicator import Communicator
+from meshfuse.host.replays import Replay
 from meshfuse.multidevice import DeviceMesh, symmetric_empty
 from peer_programs import gather_then_multiply, multiply_then_scatter, pipelined_mlp
 from sharded_runs import integers
@@ -124,6 +125,48 @@ def captured(rank: int, ranks: int) -> str:
 
 def test_transfers_are_not_captured() -> None:
     on_gpus(captured, deadline=DEADLINE)
+
+
+def replayed(rank: int, ranks: int) -> int:
+    """How many of 210 calls were replayed; all of them have new values, most of them where the old
+    ones were. For a while tensors of rank 1 lie elsewhere each time."""
+    begin(rank, ranks)
+    d, late, count = ranks, random.Random(rank), [0]
+    run = Replay.run
+
+    def counted(self: Replay) -> None:
+        count[0] += 1
+        run(self)
+
+    Replay.run = counted
+    gather, scatter = gather_then_multiply(d, 300), multiply_then_scatter(d, 300, 4 * d)
+    x, w = integers(300, 4), integers(4, 5)
+    y, v = integers(300, 4 * d), integers(4 * d, 3)
+    parts = [block(x, rank, d), w.cuda(), block(y, rank, d, axis=1), block(v, rank, d)]
+    elsewhere: list[torch.Tensor] = []
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for step in range(120):
+        dawdle(late, rank)
+        here = parts
+        if rank == 1 and 60 <= step < 80:
+            here = [part.clone() for part in parts]
+            elsewhere += here
+        here[0].copy_(block(x + step, rank, d))
+        here[2].copy_(block(y - step, rank, d, axis=1))
+        (found,) = gather.execute(here[:2])
+        kept.append((found, ((x + step) @ w).relu().cuda()))
+        if step % 40 < 30:
+            (found,) = scatter.execute(here[2:])
+            kept.append((found, block((y - step) @ v, rank, d)))
+        for found, wanted in kept if step % 10 == 9 else kept[-1:]:
+            assert torch.equal(found, wanted), step
+        del kept[:-3]
+    return count[0]
+
+
+def test_calls_that_come_again_are_replayed() -> None:
+    first, second = (outcome.value for outcome in on_gpus(replayed, deadline=DEADLINE))
+    assert first > 120 and 80 < second < first
 
 
 def kept_inputs(rank: int, ranks: int) -> str:

@@ -17,7 +17,8 @@ from meshfuse.api.overlap_choice import Overlapping
 from meshfuse.base.errors import Unsupported, UserError, UserTypeError
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.tensor import DistributedTensor
-from meshfuse.host.capture import LEAST_WARM_UPS, reason_against_capture, record
+from meshfuse.host.capture import LEAST_WARM_UPS, record
+from meshfuse.host.repeatable import reason_against_capture
 from meshfuse.runtime.arguments import Argument, Expected, ExpectedTensor, list_inputs
 
 

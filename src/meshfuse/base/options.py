@@ -38,14 +38,18 @@ On CPUs they always are.
 
 DISABLE_OPTIONS: Final = tuple(
     """
-    compile_to_sass contig_indexing expr_simplify fallback fma greedy_scheduler
+    compile_to_sass contig_indexing expr_simplify fallback fma graph_replay greedy_scheduler
     grouped_grid_welford_outer_opt index_hoist infer_contiguity kernel_reuse magic_zero
     matmul_expr_eval multidevice nvrtc_caching nvtx parallel_compile predicate_elimination
     python_inline_definitions resize_scheduler reuse_mismatched_type_registers var_name_remapping
     welford_vectorization
     """.split()
 )
-"""Names of features that are on by default."""
+"""Names of features that are on by default.
+
+`graph_replay`: on GPUs, calls between peers whose tensors lie where earlier ones lay are replayed
+as CUDA graphs. Read from the environment, once.
+"""
 
 DUMP_OPTIONS: Final = tuple(
     """

@@ -11,7 +11,11 @@ each slot there are two flags for each peer:
 A slot is written again when all readers of its last use have raised `done`. As slots take turns,
 that was some time ago, and no rank waits. Nothing here knows of GPUs: `Link` does what is to be
 done, in the order of the caller's stream.
+
+What is recorded once may be done again without the arena; a Course then keeps it up to date.
 """
+
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -21,6 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
 import torch
+
+from meshfuse.base.errors import InvariantError
 
 FIRST_SLOTS = 4
 """Uses that may be under way at once, before more are needed."""
@@ -112,6 +118,7 @@ class Arena:
     _window: Window | None = None
     _size: int = 0
     _count: int = 0
+    _enlarged: int = 0
     _uses: list[Use | None] = field(default_factory=lambda: [None] * FIRST_SLOTS)
     _tensors: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
 
@@ -163,6 +170,7 @@ class Arena:
         self._uses += [None] * (slots - len(self._uses))
         self._size = max(self._size, slot_bytes(most_bytes))
         self._window = self.link.open_window(slots * self._size)
+        self._enlarged += 1
         self._tensors.clear()  # and with them the old window
 
     def hold(
@@ -218,3 +226,69 @@ class Arena:
         """Let all that waits here go on, for what will not come; what is read then has no worth."""
         for flag in range(2 * len(self._uses) * self.ranks):
             self.link.raise_flag(self.place, flag, self._count + _FAR)
+
+    def state(self) -> tuple[object, ...]:
+        """All that the next uses depend on: those that begin alike have the same slots, memory and
+        flags. They differ in their numbers."""
+        readers = [None if use is None else (use.readers, use.pins) for use in self._uses]
+        return self._enlarged, self._count % len(self._uses), *readers
+
+
+@final
+class Course:
+    """The uses of one call, recorded from here on; also of others that begin in this state.
+
+    `end` it or `undo` it, before anything else is done with the arena: as yet it was not made.
+    """
+
+    __slots__ = ("_arena", "_base", "_before", "_left", "_length")
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._base = arena._count
+        self._before = list(arena._uses)
+        self._left: tuple[tuple[int, Use], ...] = ()
+        self._length = 0
+
+    def undo(self) -> None:
+        """Leave the arena as it was."""
+        self._arena._count, self._arena._uses = self._base, list(self._before)
+
+    def end(self) -> None:
+        """All is recorded; the arena is as it was. Raises InvariantError if a use will be asked for
+        yet."""
+        uses = [use for use in self._arena._uses if use is not None and use.number > self._base]
+        if any(use.pins for use in uses):
+            raise InvariantError("a call ends before all have come that ask for its chunks")
+        self._left = tuple((use.number - self._base, use) for use in uses)
+        self._length = self._arena._count - self._base
+        self.undo()
+
+    def source(self, value: int) -> int:
+        """Where the value of a flag comes from: of which use of the call, from 1; or -1 - k for the
+        use that had slot k before."""
+        if value > self._base:
+            return value - self._base
+        numbers = [None if use is None else use.number for use in self._before]
+        return -1 - numbers.index(value)
+
+    def repeat(self, sources: Sequence[int]) -> list[int]:
+        """Count the call as made, on the current stream, by what has recorded it: the values that
+        flags from these sources have this time."""
+        arena = self._arena
+        base, uses, stream = arena._count, arena._uses, arena.link.stream()
+        values = [base + source if source > 0 else _number(uses[-1 - source]) for source in sources]
+        for step, use in self._left:
+            last = uses[use.slot]
+            if last is not None and last.stream != stream:
+                arena.link.follow(last.stream)
+            uses[use.slot] = Use(
+                base + step, use.slot, use.window, use.start, stream, 0, use.readers
+            )
+        arena._count = base + self._length
+        return values
+
+
+def _number(use: Use | None) -> int:
+    assert use is not None
+    return use.number

@@ -119,10 +119,12 @@ class Communicator:
     def __init__(self, environ: Mapping[str, str], timeout: float | None = None) -> None:
         """`environ` may hold a launcher's variables, MESHFUSE_TIMEOUT, and options; `timeout`
         (seconds) goes before the second. With the option `multidevice` disabled the process is
-        alone, whatever else stands there."""
+        alone, whatever else stands there. `has_replays`: calls may be replayed as graphs."""
         self.timeout = read_timeout(environ) if timeout is None else timeout
         self._environ = environ
-        self._is_off = options_from_environment(environ).is_disabled("multidevice")
+        options = options_from_environment(environ)
+        self._is_off = options.is_disabled("multidevice")
+        self.has_replays = not options.is_disabled("graph_replay")
         self._launch: Launch | None = None if self._is_off else read_launch(environ)
         self._attachment: Attachment | None = None
         self._lock = RLock()

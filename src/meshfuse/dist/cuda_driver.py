@@ -29,7 +29,7 @@ class StreamMemory:
     __slots__ = ("_await", "_write")
 
     def __init__(self) -> None:
-        library = _driver()
+        library = driver()
         self._write, self._await = (
             getattr(library, f"cuStream{name}Value32_v2") for name in ("Write", "Wait")
         )
@@ -49,7 +49,7 @@ class StreamMemory:
             raise RuntimeError(f"a stream memory operation failed with CUDA error {code}")
 
 
-def _driver() -> ctypes.CDLL:
+def driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -57,7 +57,7 @@ def allow_captures_elsewhere() -> None:
     """From now on this thread may look at events while another one captures a graph."""
     mode = ctypes.c_int(_RELAXED_CAPTURE)
     try:
-        _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     except (OSError, AttributeError):
         return  # without the driver there is nothing to look at
 

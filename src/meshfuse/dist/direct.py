@@ -110,31 +110,42 @@ class DirectCollective:
 
 @final
 class DirectTransfer:
-    """A fetch or delivery of a plan. To be posted and awaited in turns."""
+    """A fetch or delivery of a plan. To be posted and awaited in turns.
 
-    __slots__ = ("_communicator", "_group", "_pending", "_start", "_text", "_transfer")
+    `group`: its team's, when it was posted and needs no request any more. `text`: what it is.
+    """
+
+    __slots__ = ("_communicator", "_pending", "_start", "_transfer", "group", "text")
 
     def __init__(self, communicator: Communicator, transfer: SizedTransfer) -> None:
         self._communicator = communicator
         self._transfer = transfer
         self._pending: Pending | None = None
-        self._group: Group | None = None
         self._start: Start | None = None
-        self._text = ""
+        self.group: Group | None = None
+        self.text = ""
 
     def post(self, src: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
         """What the rank gets, once it has come. Raises as Communicator.post does."""
-        start, group = self._start, self._group
+        start, group = self._start, self.group
         if start is None or group is None:
             return self._post_request(self._transfer.request(src, into))
         src, out = self._transfer.buffers(src, into)
-        group.start(start, src, out, self._text)
+        group.start(start, src, out, self.text)
+        return out
+
+    def record(self, src: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
+        """As `post`, of one that has a group, onto a stream that records: the group does not
+        count it."""
+        assert self._start is not None
+        src, out = self._transfer.buffers(src, into)
+        self._start(src, out)
         return out
 
     def _post_request(self, request: CollectiveRequest) -> torch.Tensor:
         pending = self._pending = self._communicator.post(request)
         if pending.group is not None and pending.group.transport is not None:
-            self._group, self._text = pending.group, str(request)
+            self.group, self.text = pending.group, str(request)
             self._start = pending.group.bind(request)
         return request.out
 

@@ -125,6 +125,14 @@ class Group:
             self._watch_stream(out.device, text)
         return work
 
+    def repeat(self, transfers: int, device: torch.device, text: str) -> None:
+        """Count transfers that the current stream has got in some other way; `text` stands for
+        them. Raises CommunicationError for a broken group."""
+        with self._lock:
+            self._usable_backend(text)
+            self._sequence += transfers
+        self._watch_stream(device, text)
+
     def await_on_stream(
         self, work: dist.Work, device: torch.device, sequence: int, text: str
     ) -> None:

@@ -23,11 +23,12 @@ import torch.distributed as dist
 
 from meshfuse.base import optional
 from meshfuse.base.errors import InvariantError, Unsupported
-from meshfuse.dist.arena import Arena, Use, Window
+from meshfuse.dist.arena import Arena, Course, Use, Window
 from meshfuse.dist.board import identify_process
 from meshfuse.dist.collectives import CollectiveRequest, Posting, Start, Transfer
-from meshfuse.dist.cuda_driver import StreamMemory, Streams, current_handle
+from meshfuse.dist.cuda_driver import StreamMemory, Streams, current_handle, is_capturing
 from meshfuse.dist.deadlines import DEFAULT_SECONDS, backend_limit
+from meshfuse.dist.graph_flags import Flag
 from meshfuse.dist.kept_memory import KeptMemories, KeptMemory
 
 _FLAG_BYTES = 1 << 16
@@ -137,9 +138,10 @@ class _CudaWindow:
 class _CudaLink:
     """See arena.Link."""
 
-    __slots__ = ("_addresses", "_driver", "_flags", "_group", "_place", "_streams", "device")
+    __slots__ = ("_addresses", "_driver", "_flags", "_group", "_place", "_streams", "device", "log")
 
     def __init__(self, group: str, device: torch.device) -> None:
+        self.log: list[Flag] | None = None  # what is put on streams that record
         self._driver = StreamMemory()
         self._group = group
         self.device = device
@@ -154,13 +156,20 @@ class _CudaLink:
         return _memory_type().empty_strided_p2p((size,), (1,), torch.uint8, self.device)
 
     def open_window(self, size: int) -> Window:
+        if self.log is not None:
+            raise Unsupported("ranks open windows together, which nothing that is recorded can")
         return _CudaWindow(self._empty(size), self._group)
 
     def raise_flag(self, place: int, flag: int, value: int) -> None:
-        self._driver.write(current_handle(self.device), self._addresses[place] + 4 * flag, value)
+        address = self._addresses[place] + 4 * flag
+        if self.log is not None:
+            self.log.append((address, value))
+        self._driver.write(current_handle(self.device), address, value)
 
     def await_flag(self, flag: int, value: int) -> None:
         address = self._addresses[self._place] + 4 * flag
+        if self.log is not None:
+            self.log.append((address, value))
         self._driver.wait(current_handle(self.device), address, value)
 
     def settle(self) -> None:
@@ -171,8 +180,10 @@ class _CudaLink:
         return current_handle(self.device)
 
     def follow(self, stream: int) -> None:
+        """What is recorded follows what is: who replays it, all else."""
         earlier = torch.cuda.ExternalStream(stream, self.device)
-        torch.cuda.current_stream(self.device).wait_stream(earlier)
+        if self.log is None or is_capturing(earlier):
+            torch.cuda.current_stream(self.device).wait_stream(earlier)
 
     def issued(self) -> Issued:
         """All that is on the current stream so far."""
@@ -243,7 +254,7 @@ class SymmetricTransport:
     ) -> torch.Tensor:
         """Memory for what will be delivered, which is at most `most_bytes` on any rank. All ranks
         of the team allocate alike."""
-        _refuse_capture()
+        self._refuse_capture()
         return self._arena.hold(self._arena.take(most_bytes, pins=1), shape, strides, dtype)
 
     def post(self, request: CollectiveRequest) -> Posting:
@@ -264,7 +275,7 @@ class SymmetricTransport:
         is_own = transfer.is_own
 
         def start(src: torch.Tensor, out: torch.Tensor) -> None:
-            _refuse_capture()
+            self._refuse_capture()
             use = find(src)
             if use is not None and not is_own:
                 arena.pull(use, owner, out)
@@ -331,10 +342,56 @@ class SymmetricTransport:
         with torch.cuda.stream(torch.cuda.Stream(self._link.device)):
             self._arena.release()
 
+    def _refuse_capture(self) -> None:
+        if self._link.log is None and torch.cuda.is_current_stream_capturing():
+            raise Unsupported(
+                "capture: peer-to-peer transfers through symmetric memory count their uses, which "
+                'a graph cannot; capture with overlap="off" or in chunks'
+            )
 
-def _refuse_capture() -> None:
-    if torch.cuda.is_current_stream_capturing():
-        raise Unsupported(
-            "capture: peer-to-peer transfers through symmetric memory count their uses, which a "
-            'graph cannot; capture with overlap="off" or in chunks'
-        )
+    def state(self) -> tuple[object, ...]:
+        """All that a call depends on beside its tensors, and but for the numbers of its uses."""
+        return self._arena.state()
+
+    def record(self) -> TransferRecord:
+        """What is posted from here on goes onto streams that record."""
+        return TransferRecord(self._arena, self._link, self._sources)
+
+
+@final
+class TransferRecord:
+    """What one call posts over a transport while its streams record: for others which find the
+    transport in the same state. `end` it or `cancel` it before anything else is posted.
+
+    `flags`: those that were written or awaited, in order.
+    """
+
+    __slots__ = ("_course", "_link", "_published", "_sources", "flags")
+
+    def __init__(
+        self, arena: Arena, link: _CudaLink, published: dict[tuple[int, ...], Use]
+    ) -> None:
+        """`published`: sources that will be asked for yet; none between calls."""
+        self._course = Course(arena)
+        self._link = link
+        self._published = published
+        self._sources: tuple[int, ...] = ()
+        self.flags: list[Flag] = []
+        link.log = self.flags
+
+    def cancel(self) -> None:
+        """Nothing was posted."""
+        self._link.log = None
+        self._published.clear()
+        self._course.undo()
+
+    def end(self) -> None:
+        """All is recorded. Raises InvariantError as Course.end."""
+        self._link.log = None
+        self._course.end()
+        self._sources = tuple(self._course.source(value) for _, value in self.flags)
+
+    def repeat(self) -> list[int]:
+        """The values of the flags in a call like it, which is then counted as made, and goes onto
+        the current stream."""
+        return self._course.repeat(self._sources)

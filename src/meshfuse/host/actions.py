@@ -72,7 +72,8 @@ class Step(ABC):
 class Bound:
     """An action, and what a trace says of it. `tells`: what it always tells the driver; `asks`:
     what it asks of the communicator. None of both: it does something itself. `stream`: where it
-    runs. `is_idle`: what it does leaves its stream as it is."""
+    runs. `is_idle`: what it does leaves its stream as it is. `makes`: the slot for which it makes
+    memory, if that is all it does."""
 
     action: Action
     traced: Traced | None = None
@@ -80,6 +81,7 @@ class Bound:
     stream: int = CALLER
     asks: Asked | None = None
     is_idle: bool = False
+    makes: int | None = None
 
     @staticmethod
     def asking(asked: Asked, traced: Traced | None) -> Bound:

@@ -63,10 +63,11 @@ class BoundStreams:
     for all that was issued: tensors that it let go of may be in use there.
     """
 
-    __slots__ = ("_caller", "_callers", "_device", "_events", "_guard", "_number", "_used")
+    __slots__ = ("_caller", "_callers", "_events", "_guard", "_number", "_pool", "_used")
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, pool: StreamPool | None = None) -> None:
+        """`pool`: has the worker streams; those that all calls share if there is none."""
+        self._pool = pool or StreamPool.of(device)
         self._guard = torch.cuda.device(device)
         self._callers = Streams(device)
         self._caller: Any = None  # that of the call under way
@@ -89,13 +90,21 @@ class BoundStreams:
         try:
             if error is not None:
                 set_stream(self._caller)
-                self._await_workers()
+                self.join()
         finally:
             self._caller = None
             self._guard.__exit__(kind, error, trace)
 
-    def _await_workers(self) -> None:
-        """In a capture those only that are part of it: the others have got nothing in this call."""
+    @property
+    def caller(self) -> torch.cuda.Stream:
+        """The caller's stream of the call under way."""
+        return self._caller
+
+    def join(self) -> None:
+        """The caller's stream waits for the workers.
+
+        In a capture for those only that are part of it: the others have got nothing in this call.
+        """
         is_captured = is_capturing(self._caller)
         for stream in self._used.values():
             if is_capturing(stream) == is_captured:
@@ -130,7 +139,7 @@ class BoundStreams:
 
     def _worker(self, number: int) -> torch.cuda.Stream:
         if number not in self._used:
-            self._used[number] = StreamPool.of(self._device).stream(number)
+            self._used[number] = self._pool.stream(number)
         return self._used[number]
 
     def _event(self, mark: Mark) -> torch.cuda.Event:

@@ -10,7 +10,7 @@ costs little more than torch's own operations in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import final
 
@@ -33,6 +33,8 @@ from meshfuse.host.events import (
     SwitchStream,
 )
 from meshfuse.host.plan import Executable, Plan
+from meshfuse.host.repeatable import reason_against_graphs
+from meshfuse.host.replays import Replays
 
 Act = Callable[[Slots], object]
 """An action that does all that it stands for."""
@@ -64,8 +66,10 @@ class DirectPlan:
         "_entry",
         "_evaluates",
         "_inputs",
+        "_makes",
         "_meetings",
         "_outputs",
+        "_replays",
         "_streams",
         "_turn",
     )
@@ -81,15 +85,29 @@ class DirectPlan:
         self._evaluates = executable.evaluates
         self._inputs, self._outputs = len(executable.program.inputs), executable.outputs
         self._bind_again = lambda: DirectPlan(executable, plan, communicator)
-        binding = _Binding(communicator, self._streams, plan.bound)
+        made = _made_before(executable, plan, communicator) if has_streams else None
+        bound = [found for found in plan.bound if made is None or found.makes not in made]
+        binding = _Binding(communicator, self._streams, bound)
         self._actions = tuple(binding.bind_all())
         self._meetings = binding.meetings
+        self._makes: tuple[Act, ...] = ()
+        self._replays: Replays | None = None
+        if made is not None:
+            self._makes = tuple(found.action for found in plan.bound if found.makes in made)
+            self._replays = Replays(
+                executable.device,
+                lambda streams: binding.recording(streams).bind_all(),
+                binding.transfers,
+                self._inputs,
+                made,
+            )
         if self._entry is not None:
             self._entry.bind(self)
 
     def forget(self) -> None:
         """The groups are closed: whoever runs the plan again binds it anew."""
         self._actions, self._communicator, self._entry = (_refuse,), None, None
+        self._replays = None
 
     def is_of(self, communicator: Communicator) -> bool:
         """Whether what was looked up is what there is now."""
@@ -128,9 +146,25 @@ class DirectPlan:
             return again._run_on(again._streams, slots)
         try:
             with streams:
+                for make in self._makes:
+                    make(slots)
+                replays = self._replays
+                if replays is not None and self._has_replayed(replays, slots, streams):
+                    return [slots[place] for place in self._outputs]
                 return self._run(slots)
         finally:
             self._turn.release()
+
+    def _has_replayed(self, replays: Replays, slots: Slots, streams: BoundStreams) -> bool:
+        if replays.is_over:
+            self._replays = None
+            return False
+        try:
+            return replays.has_run(slots, streams.caller)
+        except BaseException as error:
+            if self._communicator is not None:
+                self._communicator.give_up(f"{type(error).__name__}: {error}")
+            raise
 
     def _run(self, slots: Slots) -> list[torch.Tensor]:
         actions = self._actions
@@ -147,15 +181,36 @@ class DirectPlan:
         return [slots[place] for place in self._outputs]
 
 
+def _made_before(
+    executable: Executable, plan: Plan, communicator: Communicator
+) -> tuple[int, ...] | None:
+    """The outputs of a plan whose calls may be replayed, which have memory before anything is done;
+    None for other plans."""
+    asked = [found.asks for found in plan.bound]
+    if not communicator.has_replays or not any(isinstance(a, PostTransfer) for a in asked):
+        return None
+    if any(isinstance(a, PostCollective) for a in asked):
+        return None
+    if reason_against_graphs(executable.program) is not None:
+        return None
+    made = {found.makes for found in plan.bound if found.stream == CALLER}
+    return executable.outputs if made.issuperset(executable.outputs) else None
+
+
 @final
 class _Binding:
     """Binds the actions of a plan. `meetings`: how many there are up to the last that meets
-    others."""
+    others. `posted`, by another one: that has posted transfers which are now recorded."""
 
     def __init__(
-        self, communicator: Communicator, streams: BoundStreams | None, bound: Sequence[Bound]
+        self,
+        communicator: Communicator,
+        streams: BoundStreams | None,
+        bound: Sequence[Bound],
+        posted: Mapping[int, DirectCollective | DirectTransfer] | None = None,
     ) -> None:
         self.meetings = 0
+        self._recorded = posted
         self._communicator = communicator
         self._streams = streams
         self._bound = bound
@@ -166,6 +221,14 @@ class _Binding:
             for found in bound
             if isinstance(found.tells, AwaitWork)
         }
+
+    def recording(self, streams: BoundStreams) -> _Binding:
+        """The same for streams that record."""
+        return _Binding(self._communicator, streams, self._bound, self._posted)
+
+    @property
+    def transfers(self) -> list[DirectTransfer]:
+        return [found for found in self._posted.values() if isinstance(found, DirectTransfer)]
 
     def bind_all(self) -> Iterator[Act]:
         following = [*(found.tells for found in self._bound), None][1:]
@@ -206,11 +269,13 @@ class _Binding:
 
     def _bind_transfer(self, asked: PostTransfer, stream: int) -> Act:
         number, src, out, into = asked.transfer.number, asked.src, asked.out, asked.into
-        transfer = self._posted[number] = DirectTransfer(self._communicator, asked.transfer)
+        transfer = self._transfer(asked)
+        put = transfer.post if self._recorded is None else transfer.record
+        self._posted[number] = transfer
         self._posted_on[number] = stream
 
         def post(slots: Slots) -> None:
-            slots[out] = transfer.post(slots[src], None if into is None else slots[into])
+            slots[out] = put(slots[src], None if into is None else slots[into])
 
         if self._streams is None or self._awaited_on[number] == stream:
             return post
@@ -221,6 +286,12 @@ class _Binding:
             mark(slots)
 
         return post_and_mark
+
+    def _transfer(self, asked: PostTransfer) -> DirectTransfer:
+        found = None if self._recorded is None else self._recorded[asked.transfer.number]
+        if isinstance(found, DirectTransfer):
+            return found
+        return DirectTransfer(self._communicator, asked.transfer)
 
     def _bind_wait(self, number: int, stream: int) -> Act:
         posted = self._posted[number]

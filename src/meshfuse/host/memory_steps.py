@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import final
 
 import torch
@@ -11,7 +11,7 @@ from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.bound_collectives import BoundCollective, BoundPart
 from meshfuse.expr import IntExpr
 from meshfuse.facts.holdings import shape_outside
-from meshfuse.host.actions import Action, Sizes, Slots, Step, Traced
+from meshfuse.host.actions import Action, Bound, Sizes, Slots, Step, Traced
 from meshfuse.host.nodes import Allocate, Free, Pick, View
 from meshfuse.host.steps import Binding, bind_collective, bind_step, place
 from meshfuse.host.transfer_step import ReserveStep, find_delivery
@@ -36,6 +36,9 @@ class AllocateStep(Step):
     @property
     def is_idle(self) -> bool:
         return True
+
+    def expand(self, sizes: Sizes) -> Iterator[Bound]:
+        yield Bound(self.bind(sizes), self.traced, is_idle=True, makes=self.slot)
 
     def bind(self, sizes: Sizes) -> Action:
         slot, device = self.slot, self.device

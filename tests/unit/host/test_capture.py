@@ -13,10 +13,11 @@ from captured_on_cpu import Cuda
 from meshfuse import DataType, FusionDefinition, ParallelType, TensorView
 from meshfuse.base.errors import CommunicationError, MeshfuseError, Unsupported
 from meshfuse.dist.communicator import Communicator
-from meshfuse.host.capture import reason_against_capture, record
+from meshfuse.host.capture import record
 from meshfuse.host.load import load
 from meshfuse.host.nodes import HostProgram
 from meshfuse.host.plan import Executable
+from meshfuse.host.repeatable import reason_against_capture
 from meshfuse.ir.parser import parse_program
 from meshfuse.multidevice import DeviceMesh, Overlap
 from meshfuse.pipeline import compile, outline_program

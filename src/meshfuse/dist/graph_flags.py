@@ -1,0 +1,106 @@
+"""Flags that a CUDA graph writes and awaits, and what they are written to at each launch.
+
+torch's graphs repeat stream memory operations with the values of their capture. The CUDA driver
+takes others for a launch to come, and leaves those under way alone. Source: CUDA driver API, "Graph
+Management", batch memory operation nodes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, final
+
+import torch
+
+from meshfuse.base.errors import Unsupported
+from meshfuse.dist.cuda_driver import driver
+
+_BATCH_OF_OPERATIONS: Final = 12
+"""The type of a node."""
+
+Flag = tuple[int, int]
+"""An address, and the value that is written or awaited there."""
+
+
+class _Operation(ctypes.Structure):
+    """CUstreamBatchMemOpParams: of either kind, as far as both are alike."""
+
+    _fields_ = (
+        ("kind", ctypes.c_uint32),
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint32),
+        ("upper", ctypes.c_uint32),
+        ("rest", ctypes.c_uint64 * 3),
+    )
+
+
+class _Batch(ctypes.Structure):
+    """CUDA_BATCH_MEM_OP_NODE_PARAMS."""
+
+    _fields_ = (
+        ("context", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+        ("operations", ctypes.POINTER(_Operation)),
+        ("flags", ctypes.c_uint),
+    )
+
+
+@final
+class GraphFlags:
+    """The flags of a graph that was captured with `keep_graph` and instantiated, which must outlive
+    this."""
+
+    __slots__ = ("_set", "_steps")
+
+    def __init__(
+        self, graph: torch.cuda.CUDAGraph, flags: Sequence[Flag], library: Any = None
+    ) -> None:
+        """`flags`: all that were written or awaited in the capture; one may have come twice.
+
+        Raises Unsupported for others in the graph, or if one of them is not there, RuntimeError as
+        the driver does.
+        """
+        library = library or driver()
+        executable = ctypes.c_void_p(graph.raw_cuda_graph_exec())
+        update = library.cuGraphExecBatchMemOpNodeSetParams
+        self._set: Callable[[Any, Any], int] = lambda node, batch: update(executable, node, batch)
+        places: Mapping[Flag, int] = {flag: place for place, flag in enumerate(flags)}
+        self._steps: list[tuple[int, _Operation, ctypes.c_void_p, Any, _Batch]] = []
+        for node, batch in _batches(library, ctypes.c_void_p(graph.raw_cuda_graph())):
+            if batch.count != 1:
+                raise Unsupported("a graph has several flags in one node")
+            operation = _Operation.from_buffer_copy(batch.operations[0])
+            place = places.get((operation.address, operation.value))
+            if place is None:
+                raise Unsupported("a graph has flags that are not known here")
+            own = _Batch(batch.context, 1, ctypes.pointer(operation), batch.flags)
+            self._steps.append((place, operation, node, ctypes.byref(own), own))
+        if {place for place, *_ in self._steps} != set(places.values()):
+            raise Unsupported("flags that were written or awaited are not in the graph")
+
+    def set(self, values: Sequence[int]) -> None:
+        """Of each flag, in their order, for the launches to come."""
+        for place, operation, node, batch, _ in self._steps:
+            operation.value = values[place]
+            _check(self._set(node, batch))
+
+
+def _batches(library: Any, graph: ctypes.c_void_p) -> Iterator[tuple[ctypes.c_void_p, _Batch]]:
+    """The nodes of a graph with operations on flags."""
+    count = ctypes.c_size_t(0)
+    _check(library.cuGraphGetNodes(graph, None, ctypes.byref(count)))
+    nodes = (ctypes.c_void_p * count.value)()
+    _check(library.cuGraphGetNodes(graph, nodes, ctypes.byref(count)))
+    for handle in nodes:
+        node, kind = ctypes.c_void_p(handle), ctypes.c_int()
+        _check(library.cuGraphNodeGetType(node, ctypes.byref(kind)))
+        if kind.value == _BATCH_OF_OPERATIONS:
+            batch = _Batch()
+            _check(library.cuGraphBatchMemOpNodeGetParams(node, ctypes.byref(batch)))
+            yield node, batch
+
+
+def _check(code: int) -> None:
+    if code:
+        raise RuntimeError(f"an operation on a graph's flags failed with CUDA error {code}")

@@ -1,0 +1,266 @@
+"""Calls between peers that come again, replayed as CUDA graphs: then the host, which small programs
+wait for, has next to nothing to do.
+
+A call whose tensors lie where those of an earlier one lay differs from it in the numbers of its
+uses of peers' memory alone, and a graph can be given others for each launch. So ranks need not
+agree on what is replayed: to its peers a replay is the call itself. Outputs are made anew for each
+call. What lives within a call is the graphs' own, in memory that those of a device share.
+
+Collectives of NCCL are not replayed: where a rank records one, its peers may have to record it.
+"""
+
+# torch's own module is asked: the public ways take long.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from threading import Lock
+from typing import Any, ClassVar, Final, final
+
+import torch
+
+from meshfuse.base.bounded import BoundedTable
+from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.dist.direct import DirectTransfer
+from meshfuse.dist.graph_flags import GraphFlags
+from meshfuse.dist.groups import Group
+from meshfuse.dist.symmetric import SymmetricTransport, TransferRecord
+from meshfuse.host.actions import Slots
+from meshfuse.host.cuda_streams import BoundStreams, StreamPool
+
+SIGHTINGS: Final = 2
+"""Calls alike, after which one is recorded."""
+MOST_GRAPHS: Final = 64
+"""Of one plan. They are replaced when they have not been of use for long."""
+_LONG: Final = 16 * MOST_GRAPHS
+"""Calls without a use."""
+_MOST_SIGHTED: Final = 1024
+
+Key = tuple[object, ...]
+Act = Callable[[Slots], object]
+
+
+@final
+class Recorder:
+    """The streams of a device on which the calls from one stream are recorded, and the graphs'
+    memory. There is one for a device: graphs that share memory must not run at once."""
+
+    __slots__ = ("home", "memory", "stream", "workers")
+
+    _found: ClassVar[dict[torch.device, Recorder]] = {}
+    _lock: ClassVar[Lock] = Lock()
+
+    def __init__(self, device: torch.device, home: int) -> None:
+        self.home = home
+        self.stream = torch.cuda.Stream(device)
+        self.workers = StreamPool(device)
+        self.memory = torch.cuda.graph_pool_handle()
+
+    @classmethod
+    def of(cls, device: torch.device, home: int) -> Recorder:
+        """That of a device. If it is new, it is for calls from the stream with this handle."""
+        with cls._lock:
+            if device not in cls._found:
+                cls._found[device] = Recorder(device, home)
+            return cls._found[device]
+
+
+@final
+@frozen_dataclass
+class Replay:
+    """A call that was recorded. `posted`: how many transfers each group counts, and the first."""
+
+    graph: torch.cuda.CUDAGraph
+    flags: GraphFlags
+    records: tuple[TransferRecord, ...]
+    posted: tuple[tuple[Group, int, str], ...]
+    device: torch.device
+
+    def run(self) -> None:
+        """The call, on the current stream. Raises CommunicationError for a broken group."""
+        self.flags.set([value for record in self.records for value in record.repeat()])
+        self.graph.replay()
+        for group, transfers, text in self.posted:
+            group.repeat(transfers, self.device, text)
+
+
+@final
+class Replays:
+    """The calls of a plan that are replayed, and those seen so far. One call at a time."""
+
+    __slots__ = (
+        "_bind",
+        "_calls",
+        "_device",
+        "_graphs",
+        "_inputs",
+        "_last_use",
+        "_outputs",
+        "_sightings",
+        "_transfers",
+        "_transports",
+        "is_over",
+    )
+
+    def __init__(
+        self,
+        device: torch.device,
+        bind: Callable[[BoundStreams], Iterable[Act]],
+        transfers: Sequence[DirectTransfer],
+        inputs: int,
+        outputs: Sequence[int],
+    ) -> None:
+        """`bind`: what a call does, with its `transfers` recorded. The slots of inputs come first;
+        `outputs` are those that have memory before it."""
+        self._device = device
+        self._bind = bind
+        self._transfers = tuple(transfers)
+        self._inputs, self._outputs = range(inputs), tuple(outputs)
+        self._transports: tuple[SymmetricTransport, ...] = ()
+        self._sightings: BoundedTable[Key, int] = BoundedTable(_MOST_SIGHTED)
+        self._graphs: dict[Key, Replay] = {}
+        self._last_use: dict[Key, int] = {}
+        self._calls = 0
+        self.is_over = False
+
+    def has_run(self, slots: Slots, caller: torch.cuda.Stream) -> bool:
+        """Whether the call is done, being like an earlier one. Else it is to be made.
+
+        Raises as Replay.run.
+        """
+        self._calls += 1
+        if not self._transports and not self._finds_transports():
+            return False
+        key = self._key(slots, caller)
+        replay = self._graphs.get(key)
+        if replay is None:
+            replay = self._record_anew(key, slots, caller)
+        if replay is None:
+            return False
+        self._last_use[key] = self._calls
+        replay.run()
+        return True
+
+    def _finds_transports(self) -> bool:
+        """They are known behind the first call, if they will ever be."""
+        if self._calls == 1:
+            return False
+        groups = {id(found.group): found.group for found in self._transfers}
+        found = [None if group is None else group.transport for group in groups.values()]
+        self._transports = tuple(transport for transport in found if transport is not None)
+        if len(self._transports) < len(found):
+            self._transports, self.is_over = (), True
+        return not self.is_over
+
+    def _key(self, slots: Slots, caller: torch.cuda.Stream) -> Key:
+        """All that a graph has in it. Numbers as text: 0.0 is not -0.0."""
+        return (
+            caller.cuda_stream,
+            _settings(),
+            *[
+                (value.data_ptr(), value.stride())
+                if isinstance(value := slots[place], torch.Tensor)
+                else repr(value)
+                for place in self._inputs
+            ],
+            *[slots[place].data_ptr() for place in self._outputs],
+            *[transport.state() for transport in self._transports],
+        )
+
+    def _record_anew(self, key: Key, slots: Slots, caller: torch.cuda.Stream) -> Replay | None:
+        """A call that was seen often enough, recorded; None for others, and if it cannot be."""
+        seen = self._sightings.get(key) or 0
+        if seen < SIGHTINGS:
+            self._sightings.put(key, seen + 1)
+            return None
+        recorder = Recorder.of(self._device, caller.cuda_stream)
+        if recorder.home != caller.cuda_stream or not self._has_room():
+            return None
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        try:
+            replay = self._record(recorder, slots)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the call itself can be made
+            self.is_over = True
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            text = f"meshfuse: calls that come again cost the host as much as new ones: {reason}"
+            warnings.warn(text, UserWarning, stacklevel=2)
+            return None
+        self._graphs[key] = replay
+        return replay
+
+    def _has_room(self) -> bool:
+        if len(self._graphs) < MOST_GRAPHS:
+            return True
+        oldest = min(self._last_use, key=self._last_use.__getitem__)
+        if self._calls - self._last_use[oldest] < _LONG:
+            return False
+        del self._graphs[oldest], self._last_use[oldest]
+        return True
+
+    def _record(self, recorder: Recorder, slots: Slots) -> Replay:
+        records = [transport.record() for transport in self._transports]
+        try:
+            graph = self._capture(recorder, list(slots))
+            for record in records:
+                record.end()
+            flags = GraphFlags(graph, [flag for record in records for flag in record.flags])
+        except BaseException:
+            for record in records:
+                record.cancel()
+            raise
+        return Replay(graph, flags, tuple(records), self._posted(), self._device)
+
+    def _capture(self, recorder: Recorder, slots: Slots) -> torch.cuda.CUDAGraph:
+        """Other threads go on meanwhile. What fails in a capture is said, not how that ends."""
+        graph, failure = torch.cuda.CUDAGraph(keep_graph=True), None
+        streams = BoundStreams(self._device, recorder.workers)
+        acts = tuple(self._bind(streams))
+        with torch.cuda.stream(recorder.stream):
+            graph.capture_begin(pool=recorder.memory, capture_error_mode="thread_local")
+            try:
+                with streams:
+                    for act in acts:
+                        act(slots)
+                    streams.join()
+            except Exception as error:  # noqa: BLE001  # raised again behind the capture's end
+                failure = error
+            try:
+                graph.capture_end()
+            except RuntimeError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        graph.instantiate()
+        return graph
+
+    def _posted(self) -> tuple[tuple[Group, int, str], ...]:
+        counts = Counter(id(found.group) for found in self._transfers)
+        first: dict[int, DirectTransfer] = {}
+        for found in self._transfers:
+            first.setdefault(id(found.group), found)
+        return tuple(
+            (found.group, counts[number], found.text)
+            for number, found in first.items()
+            if found.group is not None
+        )
+
+
+def _settings() -> tuple[Any, ...]:
+    """What operations of torch depend on, beside their operands."""
+    torch_c = torch._C
+    return (
+        torch_c._get_deterministic_algorithms(),
+        torch_c._get_fp32_precision_getter("cuda", "matmul"),
+        torch_c._get_cublas_allow_bf16_reduced_precision_reduction(),
+        torch_c._get_cublas_allow_fp16_reduced_precision_reduction(),
+        torch_c._get_cublas_allow_fp16_accumulation(),
+        torch_c._get_blas_preferred_backend(),
+        torch_c._get_flash_sdp_enabled(),
+        torch_c._get_mem_efficient_sdp_enabled(),
+        torch_c._get_math_sdp_enabled(),
+        torch_c._get_cudnn_sdp_enabled(),
+    )
