@@ -166,7 +166,7 @@ def replayed(rank: int, ranks: int) -> int:
 
 def test_calls_that_come_again_are_replayed() -> None:
     first, second = (outcome.value for outcome in on_gpus(replayed, deadline=DEADLINE))
-    assert first > 120 and 80 < second < first
+    assert 120 < second < first
 
 
 def kept_inputs(rank: int, ranks: int) -> str:

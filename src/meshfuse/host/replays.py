@@ -134,10 +134,13 @@ class Replays:
         self._calls += 1
         if not self._transports and not self._finds_transports():
             return False
-        key = self._key(slots, caller)
+        lies = self._lies(slots, caller)
+        key = (lies, *[transport.state() for transport in self._transports])
         replay = self._graphs.get(key)
-        if replay is None:
-            replay = self._record_anew(key, slots, caller)
+        if replay is None and self._has_seen(lies):
+            replay = self._record_anew(slots, caller)
+            if replay is not None:
+                self._graphs[key] = replay
         if replay is None:
             return False
         self._last_use[key] = self._calls
@@ -155,8 +158,9 @@ class Replays:
             self._transports, self.is_over = (), True
         return not self.is_over
 
-    def _key(self, slots: Slots, caller: torch.cuda.Stream) -> Key:
-        """All that a graph has in it. Numbers as text: 0.0 is not -0.0."""
+    def _lies(self, slots: Slots, caller: torch.cuda.Stream) -> Key:
+        """All that a graph has in it beside the state of the transports: how tensors lie, and numbers
+        as text, for 0.0 is not -0.0."""
         return (
             caller.cuda_stream,
             _settings(),
@@ -167,30 +171,30 @@ class Replays:
                 for place in self._inputs
             ],
             *[slots[place].data_ptr() for place in self._outputs],
-            *[transport.state() for transport in self._transports],
         )
 
-    def _record_anew(self, key: Key, slots: Slots, caller: torch.cuda.Stream) -> Replay | None:
-        """A call that was seen often enough, recorded; None for others, and if it cannot be."""
-        seen = self._sightings.get(key) or 0
+    def _has_seen(self, lies: Key) -> bool:
+        """Whether calls like it came often enough, in whatever state the transports were."""
+        seen = self._sightings.get(lies) or 0
         if seen < SIGHTINGS:
-            self._sightings.put(key, seen + 1)
-            return None
+            self._sightings.put(lies, seen + 1)
+        return seen == SIGHTINGS
+
+    def _record_anew(self, slots: Slots, caller: torch.cuda.Stream) -> Replay | None:
+        """A call, recorded; None if it cannot be."""
         recorder = Recorder.of(self._device, caller.cuda_stream)
         if recorder.home != caller.cuda_stream or not self._has_room():
             return None
         if torch.cuda.is_current_stream_capturing():
             return None
         try:
-            replay = self._record(recorder, slots)
+            return self._record(recorder, slots)
         except Exception as error:  # noqa: BLE001  # whatever it is, the call itself can be made
             self.is_over = True
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             text = f"meshfuse: calls that come again cost the host as much as new ones: {reason}"
             warnings.warn(text, UserWarning, stacklevel=2)
             return None
-        self._graphs[key] = replay
-        return replay
 
     def _has_room(self) -> bool:
         if len(self._graphs) < MOST_GRAPHS:

@@ -227,6 +227,7 @@ def on_cuda(chunks: int, streams: int) -> Executable:
 class CudaTransport(Transport):
     """Says on which stream it is asked."""
 
+    has_replays = False
     cuda: Cuda = field(default_factory=Cuda)
 
     def post(self, request: CollectiveRequest) -> Transfer:
