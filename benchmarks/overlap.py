@@ -336,7 +336,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", help="only those with one of these in their name")
     parser.add_argument("--iterations", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--settle", type=int, default=5, help="calls before the first round")
+    parser.add_argument("--settle", type=int, default=60, help="calls before the first round")
     options = parser.parse_args()
     shapes = TINY if options.tiny else SHAPES
     if options.shapes:

@@ -134,9 +134,9 @@ def replayed(rank: int, ranks: int) -> int:
     d, late, count = ranks, random.Random(rank), [0]
     run = Replay.run
 
-    def counted(self: Replay) -> None:
+    def counted(self: Replay, stream: int) -> None:
         count[0] += 1
-        run(self)
+        run(self, stream)
 
     Replay.run = counted
     gather, scatter = gather_then_multiply(d, 300), multiply_then_scatter(d, 300, 4 * d)

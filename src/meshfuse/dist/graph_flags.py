@@ -8,7 +8,7 @@ Management", batch memory operation nodes.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, final
 
 import torch
@@ -47,11 +47,11 @@ class _Batch(ctypes.Structure):
 
 
 @final
-class GraphFlags:
-    """The flags of a graph that was captured with `keep_graph` and instantiated, which must outlive
-    this."""
+class FlaggedGraph:
+    """A graph with flags, which was captured with `keep_graph` and instantiated. It draws no random
+    numbers: torch, which would see to them, is not asked at a launch."""
 
-    __slots__ = ("_set", "_steps")
+    __slots__ = ("_executable", "_graph", "_launch", "_steps", "_update")
 
     def __init__(
         self, graph: torch.cuda.CUDAGraph, flags: Sequence[Flag], library: Any = None
@@ -62,9 +62,10 @@ class GraphFlags:
         the driver does.
         """
         library = library or driver()
-        executable = ctypes.c_void_p(graph.raw_cuda_graph_exec())
-        update = library.cuGraphExecBatchMemOpNodeSetParams
-        self._set: Callable[[Any, Any], int] = lambda node, batch: update(executable, node, batch)
+        self._graph = graph
+        self._executable = ctypes.c_void_p(graph.raw_cuda_graph_exec())
+        self._update = library.cuGraphExecBatchMemOpNodeSetParams
+        self._launch = library.cuGraphLaunch
         places: Mapping[Flag, int] = {flag: place for place, flag in enumerate(flags)}
         self._steps: list[tuple[int, _Operation, ctypes.c_void_p, Any, _Batch]] = []
         for node, batch in _batches(library, ctypes.c_void_p(graph.raw_cuda_graph())):
@@ -79,11 +80,13 @@ class GraphFlags:
         if {place for place, *_ in self._steps} != set(places.values()):
             raise Unsupported("flags that were written or awaited are not in the graph")
 
-    def set(self, values: Sequence[int]) -> None:
-        """Of each flag, in their order, for the launches to come."""
+    def launch(self, stream: int, values: Sequence[int]) -> None:
+        """Onto the stream with this handle, with a value for each flag, in their order."""
+        update, executable = self._update, self._executable
         for place, operation, node, batch, _ in self._steps:
             operation.value = values[place]
-            _check(self._set(node, batch))
+            _check(update(executable, node, batch))
+        _check(self._launch(executable, ctypes.c_void_p(stream)))
 
 
 def _batches(library: Any, graph: ctypes.c_void_p) -> Iterator[tuple[ctypes.c_void_p, _Batch]]:
@@ -103,4 +106,4 @@ def _batches(library: Any, graph: ctypes.c_void_p) -> Iterator[tuple[ctypes.c_vo
 
 def _check(code: int) -> None:
     if code:
-        raise RuntimeError(f"an operation on a graph's flags failed with CUDA error {code}")
+        raise RuntimeError(f"an operation on a graph with flags failed with CUDA error {code}")

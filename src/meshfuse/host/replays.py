@@ -25,7 +25,7 @@ import torch
 from meshfuse.base.bounded import BoundedTable
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.direct import DirectTransfer
-from meshfuse.dist.graph_flags import GraphFlags
+from meshfuse.dist.graph_flags import FlaggedGraph
 from meshfuse.dist.groups import Group
 from meshfuse.dist.symmetric import SymmetricTransport, TransferRecord
 from meshfuse.host.actions import Slots
@@ -33,7 +33,7 @@ from meshfuse.host.cuda_streams import BoundStreams, StreamPool
 
 SIGHTINGS: Final = 2
 """Calls alike, after which one is recorded."""
-MOST_GRAPHS: Final = 64
+MOST_GRAPHS: Final = 128
 """Of one plan. They are replaced when they have not been of use for long."""
 _LONG: Final = 16 * MOST_GRAPHS
 """Calls without a use."""
@@ -73,16 +73,15 @@ class Recorder:
 class Replay:
     """A call that was recorded. `posted`: how many transfers each group counts, and the first."""
 
-    graph: torch.cuda.CUDAGraph
-    flags: GraphFlags
+    graph: FlaggedGraph
     records: tuple[TransferRecord, ...]
     posted: tuple[tuple[Group, int, str], ...]
     device: torch.device
 
-    def run(self) -> None:
-        """The call, on the current stream. Raises CommunicationError for a broken group."""
-        self.flags.set([value for record in self.records for value in record.repeat()])
-        self.graph.replay()
+    def run(self, stream: int) -> None:
+        """The call, on the current stream, which has this handle. Raises CommunicationError for a broken group."""
+        values = [value for record in self.records for value in record.repeat()]
+        self.graph.launch(stream, values)
         for group, transfers, text in self.posted:
             group.repeat(transfers, self.device, text)
 
@@ -144,7 +143,7 @@ class Replays:
         if replay is None:
             return False
         self._last_use[key] = self._calls
-        replay.run()
+        replay.run(caller.cuda_stream)
         return True
 
     def _finds_transports(self) -> bool:
@@ -159,7 +158,7 @@ class Replays:
         return not self.is_over
 
     def _lies(self, slots: Slots, caller: torch.cuda.Stream) -> Key:
-        """All that a graph has in it beside the state of the transports: how tensors lie, and numbers
+        """All that a graph has in it but for the state of transports: how tensors lie, and numbers,
         as text, for 0.0 is not -0.0."""
         return (
             caller.cuda_stream,
@@ -208,15 +207,15 @@ class Replays:
     def _record(self, recorder: Recorder, slots: Slots) -> Replay:
         records = [transport.record() for transport in self._transports]
         try:
-            graph = self._capture(recorder, list(slots))
+            captured = self._capture(recorder, list(slots))
             for record in records:
                 record.end()
-            flags = GraphFlags(graph, [flag for record in records for flag in record.flags])
+            graph = FlaggedGraph(captured, [flag for record in records for flag in record.flags])
         except BaseException:
             for record in records:
                 record.cancel()
             raise
-        return Replay(graph, flags, tuple(records), self._posted(), self._device)
+        return Replay(graph, tuple(records), self._posted(), self._device)
 
     def _capture(self, recorder: Recorder, slots: Slots) -> torch.cuda.CUDAGraph:
         """Other threads go on meanwhile. What fails in a capture is said, not how that ends."""
