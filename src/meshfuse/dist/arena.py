@@ -229,7 +229,8 @@ class Arena:
 
     def state(self) -> tuple[object, ...]:
         """All that the next uses depend on: those that begin alike have the same slots, memory and
-        flags. They differ in their numbers."""
+        flags, and differ in their numbers. First, how often there was a new window: what depends on
+        an earlier one will not come again."""
         readers = [None if use is None else (use.readers, use.pins) for use in self._uses]
         return self._enlarged, self._count % len(self._uses), *readers
 

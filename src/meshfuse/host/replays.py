@@ -39,7 +39,7 @@ _LONG: Final = 16 * MOST_GRAPHS
 """Calls without a use."""
 _MOST_SIGHTED: Final = 1024
 
-Key = tuple[object, ...]
+Key = tuple[Any, ...]
 Act = Callable[[Slots], object]
 
 
@@ -79,7 +79,8 @@ class Replay:
     device: torch.device
 
     def run(self, stream: int) -> None:
-        """The call, on the current stream, which has this handle. Raises CommunicationError for a broken group."""
+        """The call, on the current stream, which has this handle. Raises CommunicationError for a
+        broken group."""
         values = [value for record in self.records for value in record.repeat()]
         self.graph.launch(stream, values)
         for group, transfers, text in self.posted:
@@ -133,13 +134,13 @@ class Replays:
         self._calls += 1
         if not self._transports and not self._finds_transports():
             return False
+        if torch.cuda.is_current_stream_capturing():  # the user's own graph gets the call itself
+            return False
         lies = self._lies(slots, caller)
         key = (lies, *[transport.state() for transport in self._transports])
         replay = self._graphs.get(key)
         if replay is None and self._has_seen(lies):
-            replay = self._record_anew(slots, caller)
-            if replay is not None:
-                self._graphs[key] = replay
+            replay = self._record_anew(key, slots, caller)
         if replay is None:
             return False
         self._last_use[key] = self._calls
@@ -179,21 +180,27 @@ class Replays:
             self._sightings.put(lies, seen + 1)
         return seen == SIGHTINGS
 
-    def _record_anew(self, slots: Slots, caller: torch.cuda.Stream) -> Replay | None:
+    def _record_anew(self, key: Key, slots: Slots, caller: torch.cuda.Stream) -> Replay | None:
         """A call, recorded; None if it cannot be."""
         recorder = Recorder.of(self._device, caller.cuda_stream)
         if recorder.home != caller.cuda_stream or not self._has_room():
             return None
-        if torch.cuda.is_current_stream_capturing():
-            return None
+        self._drop_outdated(key)
         try:
-            return self._record(recorder, slots)
+            replay = self._graphs[key] = self._record(recorder, slots)
         except Exception as error:  # noqa: BLE001  # whatever it is, the call itself can be made
             self.is_over = True
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             text = f"meshfuse: calls that come again cost the host as much as new ones: {reason}"
             warnings.warn(text, UserWarning, stacklevel=2)
             return None
+        return replay
+
+    def _drop_outdated(self, key: Key) -> None:
+        """Graphs of states that will not come again keep memory that peers no longer use."""
+        windows = [state[0] for state in key[1:]]
+        for other in [k for k in self._graphs if [state[0] for state in k[1:]] != windows]:
+            del self._graphs[other], self._last_use[other]
 
     def _has_room(self) -> bool:
         if len(self._graphs) < MOST_GRAPHS:

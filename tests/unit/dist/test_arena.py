@@ -1,5 +1,8 @@
 """Arenas: ranks as threads over one memory, at random speeds, read what was meant for them."""
 
+# What an arena has of a use is looked at, to go through it without the arena.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import random
@@ -10,7 +13,8 @@ from threading import Barrier, Condition, Thread
 import pytest
 import torch
 
-from meshfuse.dist.arena import FIRST_SLOTS, Arena, Use, slot_bytes
+from meshfuse.base.errors import InvariantError
+from meshfuse.dist.arena import FIRST_SLOTS, Arena, Course, Use, slot_bytes
 
 SECONDS = 20.0
 """A deadlock ends here."""
@@ -61,6 +65,7 @@ class MemoryLink:
         self.world = world
         self.place = place
         self.opened = 0
+        self.log: list[tuple[int | None, int, int]] | None = None  # of what is recorded
 
     def open_window(self, size: int) -> MemoryWindow:
         if self.place == 0:
@@ -73,12 +78,18 @@ class MemoryLink:
         return window
 
     def raise_flag(self, place: int, flag: int, value: int) -> None:
+        if self.log is not None:
+            self.log.append((place, flag, value))
+            return
         with self.world.changed:
             assert self.world.flags.get((place, flag), 0) < value
             self.world.flags[place, flag] = value
             self.world.changed.notify_all()
 
     def await_flag(self, flag: int, value: int) -> None:
+        if self.log is not None:
+            self.log.append((None, flag, value))
+            return
         with self.world.changed:
             there = self.world.changed.wait_for(
                 lambda: self.world.flags.get((self.place, flag), 0) >= value, SECONDS
@@ -221,3 +232,113 @@ def test_release_lets_those_go_on_who_wait() -> None:
             assert not waiting.is_alive()
 
     World(2).run(work)
+
+
+# Calls that are recorded, and made again.
+
+
+class OneCall:
+    """A call of one rank: `chunks` of ten numbers, all under way at once, each delivered to another
+    peer. What was recorded is gone through flag by flag, with what lies between them."""
+
+    def __init__(self, arena: Arena, chunks: int) -> None:
+        assert isinstance(arena.link, MemoryLink)
+        self.arena, self.link, self.chunks = arena, arena.link, chunks
+        self.written: list[torch.Tensor] = []
+        self.read: list[torch.Tensor] = []
+        self.log: list[tuple[int | None, int, int]] = []
+
+    def record(self) -> OneCall:
+        before = self.arena.state()
+        self.link.log, self.course = self.log, Course(self.arena)
+        self.make([0] * self.chunks)
+        self.link.log = None
+        self.course.end()
+        assert self.arena.state() == before
+        self.sources = [self.course.source(value) for _, _, value in self.log]
+        return self
+
+    def step(self, chunk: int) -> int:
+        return 1 + chunk % (self.arena.ranks - 1)
+
+    def make(self, values: list[int]) -> list[torch.Tensor]:
+        """The call as the arena makes it."""
+        arena, ranks = self.arena, self.arena.ranks
+        uses = [arena.take(40, pins=1) for _ in values]
+        for k, (use, value) in enumerate(zip(uses, values, strict=True)):
+            memory = arena.hold(use, (10,), (1,), torch.int32)
+            if self.link.log is None:
+                memory.fill_(value)
+            self.written.append(memory)
+            arena.publish(use, ((arena.place + self.step(k)) % ranks,))
+        found = [torch.empty(10, dtype=torch.int32) for _ in values]
+        for k, use in enumerate(uses):
+            use.pins, owner = 0, (arena.place - self.step(k)) % ranks
+            self.read.append(arena._memory(use, owner, (10,), (1,), torch.int32))
+            arena.pull(use, owner, found[k])
+        return found
+
+    def repeat(self, values: list[int]) -> list[torch.Tensor]:
+        """The call again, without the arena."""
+        found: list[torch.Tensor] = []
+        to_write = iter(zip(self.written, values, strict=False))
+        to_read = iter(self.read)
+        numbers = self.course.repeat(self.sources)
+        for (place, flag, _), number in zip(self.log, numbers, strict=True):
+            is_ready = flag // self.arena.ranks % 2 == 0
+            if place is not None:
+                if is_ready:
+                    memory, value = next(to_write)
+                    memory.fill_(value)
+                self.link.raise_flag(place, flag, number)
+            else:
+                self.link.await_flag(flag, number)
+                if is_ready:
+                    found.append(next(to_read).clone())
+        return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_what_is_recorded_is_made_again_beside_peers_who_do_not(ranks: int) -> None:
+    """Each rank decides by itself: peers see no difference."""
+    repeated = [0] * ranks
+
+    def work(arena: Arena) -> None:
+        together, own = random.Random(5), random.Random(arena.place)
+        calls: dict[object, OneCall] = {}
+        arena.take(40)  # the window is opened by all, which nothing recorded can
+        for n in range(300):
+            chunks = together.choice([1, 1, 2, 3])
+            values = [1000 * n + 10 * k + arena.place for k in range(chunks)]
+            key = (chunks, arena.state())
+            if key not in calls and own.random() < 0.5:
+                calls[key] = OneCall(arena, chunks).record()
+            call = calls.get(key)
+            dawdle(own)
+            if call is None or own.random() < 0.2:
+                found = OneCall(arena, chunks).make(values)
+            else:
+                found = call.repeat(values)
+                repeated[arena.place] += 1
+            for k, out in enumerate(found):
+                source = (arena.place - 1 - k % (ranks - 1)) % ranks
+                assert torch.equal(out, torch.full_like(out, 1000 * n + 10 * k + source))
+
+    World(ranks).run(work)
+    assert min(repeated) > 100
+
+
+def test_a_recording_leaves_the_arena_as_it_was() -> None:
+    def work(arena: Arena) -> None:
+        uses = [arena.take(40) for _ in range(3)]
+        before = arena.state()
+        course = Course(arena)
+        arena.take(40, pins=1)
+        with pytest.raises(InvariantError, match="before all have come"):
+            course.end()
+        course.undo()
+        assert arena.state() == before
+        assert arena.take(40).number == uses[-1].number + 1
+        assert arena.state() != before
+
+    World(1).run(work)

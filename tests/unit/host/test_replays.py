@@ -1,0 +1,253 @@
+"""Calls that come again, over a stand-in for CUDA's graphs: which are recorded."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from meshfuse.base.errors import CommunicationError
+from meshfuse.dist.direct import DirectTransfer
+from meshfuse.host import replays
+from meshfuse.host.replays import Recorder, Replays
+
+CUDA = torch.device("cuda", 0)
+HOME, OTHER = (SimpleNamespace(cuda_stream=handle) for handle in (5, 6))
+
+
+@dataclass
+class Cuda:
+    """`log`: captures, launches with the values of their flags, and what groups count."""
+
+    log: list[object] = field(default_factory=list[object])
+    fails: bool = False
+    is_capturing: bool = False
+
+    def graph(self, keep_graph: bool) -> Any:
+        assert keep_graph
+        return SimpleNamespace(
+            capture_begin=lambda pool, capture_error_mode: self.log.append("begin"),
+            capture_end=lambda: self.log.append("end"),
+            instantiate=lambda: None,
+        )
+
+    def flagged(self, graph: Any, flags: list[Any]) -> Any:
+        assert flags == [(64, 1)]
+        return SimpleNamespace(launch=lambda stream, values: self.log.append((stream, *values)))
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
+    found = Cuda()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", found.graph)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "recording")
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.is_capturing)
+    monkeypatch.setattr(replays, "FlaggedGraph", found.flagged)
+    monkeypatch.setattr(replays, "BoundStreams", Streams)
+    monkeypatch.setattr(replays, "_settings", lambda: ())
+    yield found
+    Recorder._found.clear()
+
+
+class Streams:
+    def __init__(self, device: torch.device, pool: object) -> None: ...
+
+    def __enter__(self) -> Streams:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def join(self) -> None: ...
+
+
+@dataclass
+class Transport:
+    """`windows`, `slot`: its state. `number`: of the last use."""
+
+    windows: int = 1
+    slot: int = 0
+    number: int = 0
+    cancelled: int = 0
+
+    def state(self) -> tuple[object, ...]:
+        return self.windows, self.slot
+
+    def record(self) -> Any:
+        return SimpleNamespace(
+            flags=[(64, 1)], end=lambda: None, cancel=self.cancel, repeat=self.repeat
+        )
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    def repeat(self) -> list[int]:
+        self.number += 1
+        return [self.number]
+
+
+@dataclass
+class Calls:
+    """Calls of a plan with one input, a number and an output."""
+
+    cuda: Cuda
+    transport: Transport | None = field(default_factory=Transport)
+
+    def __post_init__(self) -> None:
+        group = SimpleNamespace(
+            transport=self.transport,
+            repeat=lambda transfers, device, text: self.cuda.log.append((transfers, text)),
+        )
+        transfers = [SimpleNamespace(group=group, text=text) for text in ("fetch 1", "fetch 2")]
+        self.replays = Replays(CUDA, self.bind, cast(list[DirectTransfer], transfers), 2, [2])
+        self.x, self.out = torch.zeros(2, 3), torch.zeros(2)
+
+    def bind(self, streams: Any) -> Iterator[Any]:
+        def act(slots: list[Any]) -> None:
+            if self.cuda.fails:
+                raise RuntimeError("out of memory\nat all")
+            self.cuda.log.append("act")
+            slots[3] = None
+
+        yield act
+
+    def call(
+        self, x: torch.Tensor | None = None, number: float = 1.0, stream: Any = HOME
+    ) -> list[object]:
+        """What the log has of one; nothing of a call that is to be made."""
+        before = len(self.cuda.log)
+        slots = [self.x if x is None else x, number, self.out, "kept"]
+        has_run = self.replays.has_run(slots, stream)
+        assert slots[3] == "kept"
+        found = self.cuda.log[before:]
+        assert has_run == (found[-1:] == [(2, "fetch 1")])
+        return found
+
+    def settled(self) -> Calls:
+        """Behind the first call, and those that are counted only."""
+        for _ in range(1 + replays.SIGHTINGS):
+            assert not self.call()
+        return self
+
+
+RECORDED = ["begin", "act", "end"]
+
+
+def test_a_call_is_recorded_when_it_has_come_again(cuda: Cuda) -> None:
+    calls = Calls(cuda).settled()
+    assert calls.call() == [*RECORDED, (5, 1), (2, "fetch 1")]
+    assert calls.call() == [(5, 2), (2, "fetch 1")]
+
+
+def test_it_is_the_same_call_in_another_state_of_the_transport(cuda: Cuda) -> None:
+    """So it need not be seen again, but recorded: it has other memory."""
+    calls = Calls(cuda).settled()
+    assert calls.transport is not None
+    for slot in range(3):
+        calls.transport.slot = slot
+        assert calls.call()[:3] == RECORDED
+    calls.transport.slot = 1
+    assert calls.call() == [(5, 4), (2, "fetch 1")]
+
+
+def test_graphs_end_with_the_memory_that_they_were_made_for(cuda: Cuda) -> None:
+    calls = Calls(cuda).settled()
+    assert calls.transport is not None
+    for slot in range(3):
+        calls.transport.slot = slot
+        assert calls.call()[:3] == RECORDED
+    calls.transport.windows = 2
+    assert calls.call()[:3] == RECORDED
+    assert len(calls.replays._graphs) == len(calls.replays._last_use) == 1
+
+
+def test_other_tensors_and_numbers_are_another_call(cuda: Cuda, monkeypatch: Any) -> None:
+    calls = Calls(cuda).settled()
+    assert calls.call()
+    assert not calls.call(x=calls.x.clone())
+    assert not calls.call(x=calls.x.view(3, 2).T)
+    assert not calls.call(number=-1.0)
+    assert not calls.call(number=1)
+    calls.out = torch.zeros(2)
+    assert not calls.call()
+    monkeypatch.setattr(replays, "_settings", lambda: ("deterministic",))
+    assert not calls.call()
+
+
+def test_zeros_of_both_signs_differ(cuda: Cuda) -> None:
+    calls = Calls(cuda).settled()
+    for _ in range(replays.SIGHTINGS):
+        assert not calls.call(number=0.0)
+    assert calls.call(number=0.0)
+    assert not calls.call(number=-0.0)
+
+
+def test_graphs_are_of_one_stream(cuda: Cuda) -> None:
+    """They share memory."""
+    calls = Calls(cuda).settled()
+    assert calls.call()
+    for _ in range(4):
+        assert not calls.call(stream=OTHER)
+    assert calls.call()
+
+
+def test_nothing_is_recorded_within_a_users_capture(cuda: Cuda) -> None:
+    calls = Calls(cuda).settled()
+    cuda.is_capturing = True
+    assert not calls.call()
+    cuda.is_capturing = False
+    assert calls.call()
+    cuda.is_capturing = True
+    assert not calls.call()
+
+
+def test_what_cannot_be_recorded_is_made_and_said_once(cuda: Cuda) -> None:
+    calls = Calls(cuda).settled()
+    cuda.fails = True
+    with pytest.warns(UserWarning, match=r"cost the host as much as new ones: out of memory$"):
+        assert calls.call() == ["begin", "end"]
+    assert calls.transport is not None
+    assert calls.replays.is_over and calls.transport.cancelled == 1
+
+
+def test_without_symmetric_memory_it_is_over_at_once(cuda: Cuda) -> None:
+    calls = Calls(cuda, transport=None)
+    assert not calls.call() and not calls.replays.is_over
+    assert not calls.call() and calls.replays.is_over
+
+
+def test_graphs_make_room_when_they_were_of_no_use_for_long(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replays, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(replays, "_LONG", 20)
+    calls = Calls(cuda)
+    assert not calls.call()
+    tensors = [torch.zeros(2, 3) for _ in range(3)]
+    for _ in range(replays.SIGHTINGS):
+        assert not any(calls.call(x) for x in tensors)
+    assert calls.call(tensors[0]) and calls.call(tensors[1]) and not calls.call(tensors[2])
+    for _ in range(20):
+        assert calls.call(tensors[1])[1:] == [(2, "fetch 1")]
+    assert calls.call(tensors[2])[:3] == RECORDED
+    assert not calls.call(tensors[0])
+
+
+def test_errors_of_a_group_are_raised(cuda: Cuda) -> None:
+    calls = Calls(cuda).settled()
+
+    def fail(*counted: object) -> None:
+        raise CommunicationError("the group is broken")
+
+    for transfer in calls.replays._transfers:
+        cast(Any, transfer.group).repeat = fail
+    with pytest.raises(CommunicationError, match="is broken"):
+        calls.call()
