@@ -231,7 +231,7 @@ class SymmetricTransport:
         self._group = name_group(name, place, ranks, store)
         self._link = _CudaLink(name, device)
         self._arena = Arena(place, ranks, self._link, _FLAG_BYTES // (8 * ranks))
-        self._sources: dict[tuple[int, ...], Use] = {}
+        self._sources: dict[tuple[int, ...], tuple[Use | None, int]] = {}
         self.kept = KeptMemories()
 
     def keep(
@@ -282,19 +282,26 @@ class SymmetricTransport:
 
         return start
 
-    def _fetched(self, transfer: Transfer) -> Callable[[torch.Tensor], Use]:
+    def _fetched(self, transfer: Transfer) -> Callable[[torch.Tensor], Use | None]:
         """What finds the use in which the source of a fetch is published: once for all ranks, each
-        of which asks for it in one of as many requests as there are ranks."""
-        sources, chunk, has_one_reader = self._sources, transfer.chunk, transfer.root is not None
+        of which asks for it in one of as many requests as there are ranks.
 
-        def find(src: torch.Tensor) -> Use:
-            use = sources.get(chunk)
-            if use is None:
-                use = sources[chunk] = self._publish_source(src, transfer)
-            use.pins -= 1
-            if not use.pins or has_one_reader:
+        None where all ranks get their own: the next request publishes it, and what the caller makes
+        of its own block need not wait until it is.
+        """
+        sources, chunk, ranks = self._sources, transfer.chunk, self._arena.ranks
+        moves, has_one_reader = transfer.moves, transfer.root is not None
+
+        def find(src: torch.Tensor) -> Use | None:
+            use, asked = sources.get(chunk, (None, 0))
+            if use is None and moves:
+                use = self._publish_source(src, transfer)
+            if asked + 1 < ranks and not has_one_reader:
+                sources[chunk] = (use, asked + 1)
+                return use
+            sources.pop(chunk, None)
+            if use is not None:
                 use.pins = 0
-                del sources[chunk]
             return use
 
         return find
@@ -303,7 +310,7 @@ class SymmetricTransport:
         """A use of a fetch's source, for all others if the rank is one that they fetch from."""
         arena, kept = self._arena, self.kept.find(src)  # alike on all ranks, as they have agreed
         is_source = transfer.root in (None, arena.place)
-        use = arena.take(transfer.most_bytes if kept is None else 0, pins=arena.ranks)
+        use = arena.take(transfer.most_bytes if kept is None else 0, pins=1)
         if kept is not None:
             memory, use.start = kept
             use.window = memory.window
@@ -369,7 +376,7 @@ class TransferRecord:
     __slots__ = ("_course", "_link", "_published", "_sources", "flags")
 
     def __init__(
-        self, arena: Arena, link: _CudaLink, published: dict[tuple[int, ...], Use]
+        self, arena: Arena, link: _CudaLink, published: dict[tuple[int, ...], Any]
     ) -> None:
         """`published`: sources that will be asked for yet; none between calls."""
         self._course = Course(arena)

@@ -7,103 +7,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
-from threading import Barrier, Condition, Thread
+from threading import Thread
 
 import pytest
 import torch
 
+from memory_links import SECONDS, MemoryLink, World
 from meshfuse.base.errors import InvariantError
 from meshfuse.dist.arena import FIRST_SLOTS, Arena, Course, Use, slot_bytes
-
-SECONDS = 20.0
-"""A deadlock ends here."""
-
-
-class World:
-    """The flags and windows of all ranks."""
-
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
-        self.changed = Condition()
-        self.flags: dict[tuple[int, int], int] = {}
-        self.meeting = Barrier(ranks)
-        self.windows: dict[int, list[torch.Tensor]] = {}
-
-    def run(self, work: Callable[[Arena], None], most_slots: int = 64) -> None:
-        errors: list[BaseException] = []
-
-        def rank(place: int) -> None:
-            try:
-                work(Arena(place, self.ranks, MemoryLink(self, place), most_slots))
-            except BaseException as error:  # noqa: BLE001 - raised again by the test's thread
-                errors.append(error)
-                self.meeting.abort()
-
-        threads = [Thread(target=rank, args=(k,), daemon=True) for k in range(self.ranks)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(SECONDS)
-            assert not thread.is_alive(), "a rank waits for ever"
-        if errors:
-            raise errors[0]
-
-
-class MemoryWindow:
-    def __init__(self, parts: list[torch.Tensor]) -> None:
-        self.parts = parts
-
-    def part(self, place: int, start: int, length: int) -> torch.Tensor:
-        return self.parts[place][start : start + length]
-
-
-class MemoryLink:
-    """A rank whose host does at once what a stream would do."""
-
-    def __init__(self, world: World, place: int) -> None:
-        self.world = world
-        self.place = place
-        self.opened = 0
-        self.log: list[tuple[int | None, int, int]] | None = None  # of what is recorded
-
-    def open_window(self, size: int) -> MemoryWindow:
-        if self.place == 0:
-            parts = [torch.zeros(size, dtype=torch.uint8) for _ in range(self.world.ranks)]
-            self.world.windows[self.opened] = parts
-        self.world.meeting.wait(SECONDS)
-        window = MemoryWindow(self.world.windows[self.opened])
-        self.opened += 1
-        assert {len(part) for part in window.parts} == {size}
-        return window
-
-    def raise_flag(self, place: int, flag: int, value: int) -> None:
-        if self.log is not None:
-            self.log.append((place, flag, value))
-            return
-        with self.world.changed:
-            assert self.world.flags.get((place, flag), 0) < value
-            self.world.flags[place, flag] = value
-            self.world.changed.notify_all()
-
-    def await_flag(self, flag: int, value: int) -> None:
-        if self.log is not None:
-            self.log.append((None, flag, value))
-            return
-        with self.world.changed:
-            there = self.world.changed.wait_for(
-                lambda: self.world.flags.get((self.place, flag), 0) >= value, SECONDS
-            )
-        assert there, f"rank {self.place} waits for {value} in flag {flag}"
-
-    def settle(self) -> None:
-        pass
-
-    def stream(self) -> int:
-        return 0
-
-    def follow(self, stream: int) -> None:
-        raise AssertionError("there is one stream")
 
 
 def write(arena: Arena, use: Use, length: int, value: int) -> None:

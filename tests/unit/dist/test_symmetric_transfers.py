@@ -1,0 +1,85 @@
+"""Fetches through symmetric memory, by ranks that are threads: what is published, and when."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import random
+from itertools import permutations
+from typing import Any, cast
+
+import pytest
+import torch
+
+from memory_links import MemoryLink, World
+from meshfuse.dist.arena import Arena
+from meshfuse.dist.collectives import Transfer
+from meshfuse.dist.kept_memory import KeptMemories
+from meshfuse.dist.symmetric import SymmetricTransport
+
+
+def over(arena: Arena) -> SymmetricTransport:
+    """A transport on memory of this process."""
+    transport = object.__new__(SymmetricTransport)
+    transport._arena, transport._link = arena, cast(Any, arena.link)
+    transport._sources, transport.kept = {}, KeptMemories()
+    return transport
+
+
+@pytest.fixture(autouse=True)
+def no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+
+def fetch(
+    transport: SymmetricTransport, sources: tuple[int, ...], src: torch.Tensor, number: int = 1
+) -> torch.Tensor:
+    transfer = Transfer(transport._arena.place, sources, src.nbytes, (number,))
+    out = src if transfer.is_own else torch.zeros_like(src)
+    transport.bind("fetch", transfer)(src, out)
+    return out
+
+
+def rotations(ranks: int, steps: list[int]) -> list[tuple[int, ...]]:
+    return [tuple((place + step) % ranks for place in range(ranks)) for step in steps]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_blocks_are_fetched_in_any_order(ranks: int) -> None:
+    """Own blocks first, in the middle or last; or one rank's after another's; of two chunks."""
+    orders = [rotations(ranks, list(steps)) for steps in permutations(range(ranks))]
+    orders.append([(k,) * ranks for k in range(ranks)])
+
+    def work(arena: Arena) -> None:
+        transport, draw = over(arena), random.Random(3)
+        for n in range(60):
+            order = draw.choice(orders)
+            chunks = [torch.full((5,), 1000 * n + 10 * k + arena.place) for k in range(2)]
+            for sources in order:
+                for k, src in enumerate(chunks):
+                    found = fetch(transport, sources, src, k)
+                    wanted = 1000 * n + 10 * k + sources[arena.place]
+                    assert torch.equal(found, torch.full((5,), wanted))
+            assert not transport._sources
+
+    World(ranks).run(work)
+
+
+def test_nothing_is_published_before_something_moves() -> None:
+    """The product of the own block is behind the request for it on one stream: it must not wait for
+    the copy that peers read."""
+
+    def work(arena: Arena) -> None:
+        transport, link = over(arena), arena.link
+        assert isinstance(link, MemoryLink)
+        own, *others = rotations(3, [0, 1, 2])
+        src = torch.full((5,), arena.place)
+        assert fetch(transport, own, src) is src
+        assert link.opened == 0 and not link.world.flags.get((arena.place, 0))
+        for sources in others:
+            assert torch.equal(
+                fetch(transport, sources, src), torch.full((5,), sources[arena.place])
+            )
+        assert link.opened == 1
+
+    World(3).run(work)
