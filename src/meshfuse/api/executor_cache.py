@@ -51,6 +51,7 @@ from meshfuse.base.trace import Trace
 from meshfuse.dist.calls import Call
 from meshfuse.dist.communicator import Communicator
 from meshfuse.facts.overlap_form import Overlap
+from meshfuse.host.direct import replays_of
 from meshfuse.host.nodes import Communicate, HostProgram
 from meshfuse.host.plan import Executable
 from meshfuse.pipeline import Compilation
@@ -425,7 +426,9 @@ class FusionExecutorCache:
         """What the compiler did with the most recent call, and why; before it, the program."""
         if self._last is None:
             return explain_definition(self._recording.program)
-        return explain_compilation(self._last.compiled.compilation, self._last.choice)
+        compiled, rank = self._last.compiled, Communicator.instance().rank()
+        calls = replays_of(compiled.executor.compile(rank))
+        return explain_compilation(compiled.compilation, self._last.choice, calls)
 
     def _recent(self) -> Prepared:
         if self._last is None:

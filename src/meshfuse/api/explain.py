@@ -30,9 +30,11 @@ def explain_definition(program: Program) -> str:
     return _section("program, as defined", lines)
 
 
-def explain_compilation(compilation: Compilation, choice: OverlapChoice | None = None) -> str:
+def explain_compilation(
+    compilation: Compilation, choice: OverlapChoice | None = None, calls: Sequence[object] = ()
+) -> str:
     """The compiled program: what moves and why, how that overlaps, notes, segments, and what the
-    host does."""
+    host does. `calls`: lines on those made so far."""
     program, host = compilation.segmented.whole, compilation.host
     reasons = _reasons(program, host, compilation.notes)
     told = {id(note) for note in reasons.values()}
@@ -42,6 +44,7 @@ def explain_compilation(compilation: Compilation, choice: OverlapChoice | None =
             _section("program, with what the passes added", _describe_program(program)),
             _section("communications", _describe_communications(host, reasons)),
             *([_section("overlap", list(choice_lines(choice)))] if choice is not None else []),
+            *([_section("calls", list(map(str, calls)))] if calls else []),
             _section("notes", notes or ["none: nothing was copied or left undone"]),
             _section("segments", _describe_segments(compilation.segmented.segments, host)),
             _section(_host_title(host), [print_host_program(replace(host, kernels={}))]),

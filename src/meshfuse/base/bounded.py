@@ -28,5 +28,10 @@ class BoundedTable(Generic[Key, Value]):
             while len(self._entries) > self.most:
                 del self._entries[next(iter(self._entries))]
 
+    def values(self) -> list[Value]:
+        """All that are kept, the one that was put first first."""
+        with self._lock:
+            return list(self._entries.values())
+
     def __len__(self) -> int:
         return len(self._entries)

@@ -104,6 +104,11 @@ class DirectPlan:
         if self._entry is not None:
             self._entry.bind(self)
 
+    @property
+    def replays(self) -> Replays | None:
+        """The calls that were replayed, if any may be."""
+        return self._replays
+
     def forget(self) -> None:
         """The groups are closed: whoever runs the plan again binds it anew."""
         self._actions, self._communicator, self._entry = (_refuse,), None, None
@@ -156,9 +161,6 @@ class DirectPlan:
             self._turn.release()
 
     def _has_replayed(self, replays: Replays, slots: Slots, streams: BoundStreams) -> bool:
-        if replays.is_over:
-            self._replays = None
-            return False
         try:
             return replays.has_run(slots, streams.caller)
         except BaseException as error:
@@ -179,6 +181,12 @@ class DirectPlan:
                 communicator.give_up(f"{type(error).__name__}: {error}")
             raise
         return [slots[place] for place in self._outputs]
+
+
+def replays_of(executable: Executable) -> list[Replays]:
+    """Of its plans, the calls that were replayed."""
+    direct = (found for plan in executable.plans() for found in plan.direct)
+    return [found.replays for found in direct if found.replays is not None]
 
 
 def _made_before(

@@ -220,6 +220,10 @@ class Executable:
             self._plans.put(key, plan)
         return plan, slots
 
+    def plans(self) -> list[Plan]:
+        """Those of the sizes seen so far."""
+        return self._plans.values()
+
     def slots(self, inputs: Sequence[Argument]) -> Slots:
         """The slots of a call, before anything has run."""
         return [*inputs, *self._empty]

@@ -99,10 +99,11 @@ class Replays:
         "_inputs",
         "_last_use",
         "_outputs",
+        "_reason",
+        "_replayed",
         "_sightings",
         "_transfers",
         "_transports",
-        "is_over",
     )
 
     def __init__(
@@ -123,8 +124,13 @@ class Replays:
         self._sightings: BoundedTable[Key, int] = BoundedTable(_MOST_SIGHTED)
         self._graphs: dict[Key, Replay] = {}
         self._last_use: dict[Key, int] = {}
-        self._calls = 0
-        self.is_over = False
+        self._calls = self._replayed = 0
+        self._reason = ""  # why no call is recorded any more
+
+    def __str__(self) -> str:
+        """As `explain` says it."""
+        done = f"{self._replayed} of {self._calls} calls between peers were replayed as CUDA graphs"
+        return f"{done}; {self._reason or f'graphs kept: {len(self._graphs)}'}"
 
     def has_run(self, slots: Slots, caller: torch.cuda.Stream) -> bool:
         """Whether the call is done, being like an earlier one. Else it is to be made.
@@ -132,6 +138,8 @@ class Replays:
         Raises as Replay.run.
         """
         self._calls += 1
+        if self._reason:
+            return False
         if not self._transports and not self._finds_transports():
             return False
         if torch.cuda.is_current_stream_capturing():  # the user's own graph gets the call itself
@@ -144,6 +152,7 @@ class Replays:
         if replay is None:
             return False
         self._last_use[key] = self._calls
+        self._replayed += 1
         replay.run(caller.cuda_stream)
         return True
 
@@ -154,9 +163,10 @@ class Replays:
         groups = {id(found.group): found.group for found in self._transfers}
         found = [None if group is None else group.transport for group in groups.values()]
         self._transports = tuple(transport for transport in found if transport is not None)
-        if len(self._transports) < len(found):
-            self._transports, self.is_over = (), True
-        return not self.is_over
+        if len(self._transports) == len(found):
+            return True
+        self._transports, self._reason = (), "some do not go through symmetric memory"
+        return False
 
     def _lies(self, slots: Slots, caller: torch.cuda.Stream) -> Key:
         """All that a graph has in it but for the state of transports: how tensors lie, and numbers,
@@ -189,9 +199,9 @@ class Replays:
         try:
             replay = self._graphs[key] = self._record(recorder, slots)
         except Exception as error:  # noqa: BLE001  # whatever it is, the call itself can be made
-            self.is_over = True
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            text = f"meshfuse: calls that come again cost the host as much as new ones: {reason}"
+            self._reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            text = "meshfuse: calls that come again cost the host as much as new ones: "
+            text += self._reason
             warnings.warn(text, UserWarning, stacklevel=2)
             return None
         return replay

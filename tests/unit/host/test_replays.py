@@ -145,6 +145,9 @@ def test_a_call_is_recorded_when_it_has_come_again(cuda: Cuda) -> None:
     calls = Calls(cuda).settled()
     assert calls.call() == [*RECORDED, (5, 1), (2, "fetch 1")]
     assert calls.call() == [(5, 2), (2, "fetch 1")]
+    assert str(calls.replays) == (
+        "2 of 5 calls between peers were replayed as CUDA graphs; graphs kept: 1"
+    )
 
 
 def test_it_is_the_same_call_in_another_state_of_the_transport(cuda: Cuda) -> None:
@@ -214,14 +217,19 @@ def test_what_cannot_be_recorded_is_made_and_said_once(cuda: Cuda) -> None:
     cuda.fails = True
     with pytest.warns(UserWarning, match=r"cost the host as much as new ones: out of memory$"):
         assert calls.call() == ["begin", "end"]
-    assert calls.transport is not None
-    assert calls.replays.is_over and calls.transport.cancelled == 1
+    assert calls.transport is not None and calls.transport.cancelled == 1
+    cuda.fails = False
+    assert not calls.call()
+    assert str(calls.replays) == (
+        "0 of 5 calls between peers were replayed as CUDA graphs; out of memory"
+    )
 
 
 def test_without_symmetric_memory_it_is_over_at_once(cuda: Cuda) -> None:
     calls = Calls(cuda, transport=None)
-    assert not calls.call() and not calls.replays.is_over
-    assert not calls.call() and calls.replays.is_over
+    for _ in range(4):
+        assert not calls.call()
+    assert str(calls.replays).endswith("; some do not go through symmetric memory")
 
 
 def test_graphs_make_room_when_they_were_of_no_use_for_long(
