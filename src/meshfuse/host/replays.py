@@ -17,6 +17,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Any, ClassVar, Final, final
 
@@ -48,16 +49,18 @@ class Recorder:
     """The streams of a device on which the calls from one stream are recorded, and the graphs'
     memory. There is one for a device: graphs that share memory must not run at once."""
 
-    __slots__ = ("home", "memory", "stream", "workers")
+    __slots__ = ("_device", "_first", "home", "memory", "stream", "workers")
 
     _found: ClassVar[dict[torch.device, Recorder]] = {}
     _lock: ClassVar[Lock] = Lock()
 
     def __init__(self, device: torch.device, home: int) -> None:
+        self._device = device
         self.home = home
         self.stream = torch.cuda.Stream(device)
         self.workers = StreamPool(device)
         self.memory = torch.cuda.graph_pool_handle()
+        self._first: torch.cuda.CUDAGraph | None = None
 
     @classmethod
     def of(cls, device: torch.device, home: int) -> Recorder:
@@ -66,6 +69,16 @@ class Recorder:
             if device not in cls._found:
                 cls._found[device] = Recorder(device, home)
             return cls._found[device]
+
+    def keep(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Torch takes no memory for a graph of which all graphs are gone: the first one stays."""
+        self._first = self._first or graph
+
+    def leave_memory(self) -> None:
+        """Behind a capture that has failed torch takes its memory for still being recorded to."""
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self._device.index, self.memory)
+        self.memory, self._first = torch.cuda.graph_pool_handle(), None
 
 
 @final
@@ -253,8 +266,10 @@ class Replays:
             except RuntimeError as error:
                 failure = failure or error
         if failure is not None:
+            recorder.leave_memory()
             raise failure
         graph.instantiate()
+        recorder.keep(graph)
         return graph
 
     def _posted(self) -> tuple[tuple[Group, int, str], ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,6 +30,12 @@ class Cuda:
     log: list[object] = field(default_factory=list[object])
     fails: bool = False
     is_capturing: bool = False
+    pools: Iterator[int] = field(default_factory=count)
+    left: list[int] = field(default_factory=list[int])
+
+    def leave(self, device: int, pool: int) -> None:
+        self.left.append(pool)
+        raise RuntimeError("not recording to it")
 
     def graph(self, keep_graph: bool) -> Any:
         assert keep_graph
@@ -48,7 +55,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     found = Cuda()
     monkeypatch.setattr(torch.cuda, "CUDAGraph", found.graph)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: "recording")
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(found.pools))
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", found.leave, raising=False)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.is_capturing)
     monkeypatch.setattr(replays, "FlaggedGraph", found.flagged)
@@ -220,6 +228,7 @@ def test_what_cannot_be_recorded_is_made_and_said_once(cuda: Cuda) -> None:
     assert calls.transport is not None and calls.transport.cancelled == 1
     cuda.fails = False
     assert not calls.call()
+    assert cuda.left == [0] and Recorder.of(CUDA, 5).memory == 1
     assert str(calls.replays) == (
         "0 of 5 calls between peers were replayed as CUDA graphs; out of memory"
     )
