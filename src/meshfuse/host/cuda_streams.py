@@ -19,13 +19,17 @@ from meshfuse.host.events import CALLER, AwaitMark, Event, Mark, SwitchStream
 class StreamPool:
     """The worker streams of a device. Safe to use from several threads: calls share them."""
 
-    __slots__ = ("_device", "_lock", "_streams")
+    __slots__ = ("_device", "_first", "_lock", "_streams")
 
     _pools: ClassVar[dict[torch.device, StreamPool]] = {}
     _pools_lock: ClassVar[Lock] = Lock()
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, first: int = 0) -> None:
+        """`first`: the priority of stream 0; each has a lower one than the stream before it, as
+        long as there are lower ones. All have that of an ordinary one, the caller's, if it is 0: of
+        what is ready together the GPU begins with what was issued first."""
         self._device = device
+        self._first = first
         self._lock = Lock()
         self._streams: list[torch.cuda.Stream] = []
 
@@ -38,14 +42,11 @@ class StreamPool:
             return cls._pools[device]
 
     def stream(self, number: int) -> torch.cuda.Stream:
-        """Worker stream `number`, made when first asked for.
-
-        All have the priority of an ordinary one, which is the caller's: of what is ready together
-        the GPU begins with what was issued first.
-        """
+        """Worker stream `number`, made when first asked for."""
         with self._lock:
             while len(self._streams) <= number:
-                self._streams.append(torch.cuda.Stream(self._device))
+                priority = min(self._first + len(self._streams), 0)
+                self._streams.append(torch.cuda.Stream(self._device, priority=priority))
             return self._streams[number]
 
 

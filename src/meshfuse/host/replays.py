@@ -40,6 +40,10 @@ _LONG: Final = 16 * MOST_GRAPHS
 """Calls without a use."""
 _MOST_SIGHTED: Final = 1024
 
+FIRST: Final = -5
+"""The priority of the stream whose work a GPU does first. In a graph all that depends on nothing is
+ready together, and nothing else tells which of two products a peer waits for."""
+
 Key = tuple[Any, ...]
 Act = Callable[[Slots], object]
 
@@ -57,8 +61,8 @@ class Recorder:
     def __init__(self, device: torch.device, home: int) -> None:
         self._device = device
         self.home = home
-        self.stream = torch.cuda.Stream(device)
-        self.workers = StreamPool(device)
+        self.stream = torch.cuda.Stream(device, priority=FIRST)
+        self.workers = StreamPool(device, FIRST)
         self.memory = torch.cuda.graph_pool_handle()
         self._first: torch.cuda.CUDAGraph | None = None
 

@@ -54,7 +54,7 @@ class Cuda:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     found = Cuda()
     monkeypatch.setattr(torch.cuda, "CUDAGraph", found.graph)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "recording")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: "recording")
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(found.pools))
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", found.leave, raising=False)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
