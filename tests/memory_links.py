@@ -52,12 +52,14 @@ class MemoryWindow:
 
 
 class MemoryLink:
-    """A rank whose host does at once what a stream would do."""
+    """A rank whose host does at once what a stream would do. Flags wait in a queue: nobody sees or
+    awaits them before they are flushed."""
 
     def __init__(self, world: World, place: int) -> None:
         self.world = world
         self.place = place
         self.opened = 0
+        self.queue: list[tuple[int | None, int, int]] = []
         self.log: list[tuple[int | None, int, int]] | None = None  # of what is recorded
 
     def open_window(self, size: int) -> MemoryWindow:
@@ -71,18 +73,33 @@ class MemoryLink:
         return window
 
     def raise_flag(self, place: int, flag: int, value: int) -> None:
+        self.queue.append((place, flag, value))
+
+    def await_flag(self, flag: int, value: int) -> None:
+        self.queue.append((None, flag, value))
+
+    def flush(self) -> None:
+        queue, self.queue = self.queue, []
         if self.log is not None:
-            self.log.append((place, flag, value))
+            self.log += queue
             return
+        for place, flag, value in queue:
+            if place is None:
+                self._await(flag, value)
+            else:
+                self._raise(place, flag, value)
+
+    def release(self, flags: int, value: int) -> None:
+        for flag in range(flags):
+            self._raise(self.place, flag, value)
+
+    def _raise(self, place: int, flag: int, value: int) -> None:
         with self.world.changed:
             assert self.world.flags.get((place, flag), 0) < value
             self.world.flags[place, flag] = value
             self.world.changed.notify_all()
 
-    def await_flag(self, flag: int, value: int) -> None:
-        if self.log is not None:
-            self.log.append((None, flag, value))
-            return
+    def _await(self, flag: int, value: int) -> None:
         with self.world.changed:
             there = self.world.changed.wait_for(
                 lambda: self.world.flags.get((self.place, flag), 0) >= value, SECONDS

@@ -49,7 +49,7 @@ class Window(Protocol):
 
 class Link(Protocol):
     """What an arena needs of the device that it is on. What is ordered goes onto the current
-    stream."""
+    stream: flags in rows, each at its `flush`."""
 
     def open_window(self, size: int) -> Window:
         """A window of `size` bytes on each rank; all ranks of the team open it together."""
@@ -61,6 +61,14 @@ class Link(Protocol):
 
     def await_flag(self, flag: int, value: int) -> None:
         """Go on when this rank's flag is `value` or more."""
+        ...
+
+    def flush(self) -> None:
+        """Flags that were raised or awaited here are on the stream when this returns."""
+        ...
+
+    def release(self, flags: int, value: int) -> None:
+        """Raise this rank's first flags at once, whatever other threads are about to flush."""
         ...
 
     def settle(self) -> None:
@@ -162,6 +170,7 @@ class Arena:
         for last in self._uses:
             if last is not None and not last.pins:
                 self._await_readers(last)
+        self.flush()
         self.link.settle()
         slots = len(self._uses) * (2 if has_no_slot else 1)
         if slots > self.most_slots:
@@ -177,6 +186,7 @@ class Arena:
         self, use: Use, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
     ) -> torch.Tensor:
         """This rank's memory of a use, as a dense tensor that is to be written."""
+        self.flush()
         use.tensor = self._memory(use, self.place, tuple(shape), tuple(strides), dtype)
         return use.tensor
 
@@ -205,18 +215,25 @@ class Arena:
         return next((use for use in self._uses if use is not None and use.tensor is tensor), None)
 
     def publish(self, use: Use, readers: tuple[int, ...]) -> None:
-        """This rank has written its memory of a use; each of `readers` pulls it once."""
+        """This rank has written its memory of a use; each of `readers` pulls it once. They are told
+        at the next `flush`."""
         use.readers = readers
         for reader in readers:
             self.link.raise_flag(reader, self._flag(use, self.place, is_done=False), use.number)
 
     def pull(self, use: Use, owner: int, out: torch.Tensor) -> None:
-        """Copy what the rank at place `owner` has published for a use into a dense tensor."""
+        """Copy what the rank at place `owner` has published for a use into a dense tensor. It is
+        told at the next `flush`."""
         self.link.await_flag(self._flag(use, owner, is_done=False), use.number)
+        self.flush()
         if out.numel():
             memory = self._memory(use, owner, out.shape, out.stride(), out.dtype)
             out.copy_(memory, non_blocking=True)
         self.link.raise_flag(owner, self._flag(use, self.place, is_done=True), use.number)
+
+    def flush(self) -> None:
+        """Put the flags on the stream that were raised or awaited since the last time."""
+        self.link.flush()
 
     def _flag(self, use: Use, place: int, *, is_done: bool) -> int:
         """The flag of a slot that the rank at `place` raises."""
@@ -224,8 +241,7 @@ class Arena:
 
     def release(self) -> None:
         """Let all that waits here go on, for what will not come; what is read then has no worth."""
-        for flag in range(2 * len(self._uses) * self.ranks):
-            self.link.raise_flag(self.place, flag, self._count + _FAR)
+        self.link.release(2 * len(self._uses) * self.ranks, self._count + _FAR)
 
     def state(self) -> tuple[object, ...]:
         """All that the next uses depend on: those that begin alike have the same slots, memory and

@@ -11,14 +11,27 @@ neither a kernel nor a multiprocessor. Source: CUDA driver API, "Stream memory o
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, final
 
 import torch
 
-_WAIT_UNTIL_AT_LEAST: Final = 0
-_WRITE_IN_ORDER: Final = 0
 _RELAXED_CAPTURE: Final = 2
+
+
+class FlagOperation(ctypes.Structure):
+    """CUstreamBatchMemOpParams: a flag of 32 bits that is awaited, until it is at least `value`, or
+    written when all before it on the stream is done and visible to all devices. The rest is 0."""
+
+    AWAIT: Final = 1
+    WRITE: Final = 2
+    _fields_ = (
+        ("kind", ctypes.c_uint32),
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint32),
+        ("upper", ctypes.c_uint32),
+        ("rest", ctypes.c_uint64 * 3),
+    )
 
 
 @final
@@ -26,25 +39,16 @@ class StreamMemory:
     """Flags that streams write and await. Raises OSError or AttributeError where the driver is
     missing or too old."""
 
-    __slots__ = ("_await", "_write")
+    __slots__ = ("_batch",)
 
     def __init__(self) -> None:
-        library = driver()
-        self._write, self._await = (
-            getattr(library, f"cuStream{name}Value32_v2") for name in ("Write", "Wait")
-        )
-        for function in (self._write, self._await):
-            function.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
+        self._batch = driver().cuStreamBatchMemOp_v2
+        self._batch.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint)
 
-    def write(self, stream: int, address: int, value: int) -> None:
-        """Write when all before it on the stream is done and visible to all devices."""
-        code = self._write(stream, address, value, _WRITE_IN_ORDER)
-        if code:
-            raise RuntimeError(f"a stream memory operation failed with CUDA error {code}")
-
-    def wait(self, stream: int, address: int, value: int) -> None:
-        """Hold the stream up until the flag is at least `value`."""
-        code = self._await(stream, address, value, _WAIT_UNTIL_AT_LEAST)
+    def put(self, stream: int, operations: Sequence[tuple[int, int, int]]) -> None:
+        """Put operations on a stream, in order: kind, address and value of each."""
+        batch = (FlagOperation * len(operations))(*operations)
+        code = self._batch(stream, len(operations), batch, 0)
         if code:
             raise RuntimeError(f"a stream memory operation failed with CUDA error {code}")
 

@@ -14,7 +14,7 @@ from typing import Any, Final, final
 import torch
 
 from meshfuse.base.errors import Unsupported
-from meshfuse.dist.cuda_driver import driver
+from meshfuse.dist.cuda_driver import FlagOperation, driver
 
 _BATCH_OF_OPERATIONS: Final = 12
 """The type of a node."""
@@ -23,25 +23,13 @@ Flag = tuple[int, int]
 """An address, and the value that is written or awaited there."""
 
 
-class _Operation(ctypes.Structure):
-    """CUstreamBatchMemOpParams: of either kind, as far as both are alike."""
-
-    _fields_ = (
-        ("kind", ctypes.c_uint32),
-        ("address", ctypes.c_uint64),
-        ("value", ctypes.c_uint32),
-        ("upper", ctypes.c_uint32),
-        ("rest", ctypes.c_uint64 * 3),
-    )
-
-
 class _Batch(ctypes.Structure):
     """CUDA_BATCH_MEM_OP_NODE_PARAMS."""
 
     _fields_ = (
         ("context", ctypes.c_void_p),
         ("count", ctypes.c_uint),
-        ("operations", ctypes.POINTER(_Operation)),
+        ("operations", ctypes.POINTER(FlagOperation)),
         ("flags", ctypes.c_uint),
     )
 
@@ -51,7 +39,7 @@ class FlaggedGraph:
     """A graph with flags, which was captured with `keep_graph` and instantiated. It draws no random
     numbers: torch, which would see to them, is not asked at a launch."""
 
-    __slots__ = ("_executable", "_graph", "_launch", "_steps", "_update")
+    __slots__ = ("_executable", "_flags", "_graph", "_launch", "_nodes", "_update")
 
     def __init__(
         self, graph: torch.cuda.CUDAGraph, flags: Sequence[Flag], library: Any = None
@@ -67,24 +55,26 @@ class FlaggedGraph:
         self._update = library.cuGraphExecBatchMemOpNodeSetParams
         self._launch = library.cuGraphLaunch
         places: Mapping[Flag, int] = {flag: place for place, flag in enumerate(flags)}
-        self._steps: list[tuple[int, _Operation, ctypes.c_void_p, Any, _Batch]] = []
+        self._flags: list[tuple[int, FlagOperation]] = []
+        self._nodes: list[tuple[ctypes.c_void_p, Any]] = []
         for node, batch in _batches(library, ctypes.c_void_p(graph.raw_cuda_graph())):
-            if batch.count != 1:
-                raise Unsupported("a graph has several flags in one node")
-            operation = _Operation.from_buffer_copy(batch.operations[0])
-            place = places.get((operation.address, operation.value))
-            if place is None:
-                raise Unsupported("a graph has flags that are not known here")
-            own = _Batch(batch.context, 1, ctypes.pointer(operation), batch.flags)
-            self._steps.append((place, operation, node, ctypes.byref(own), own))
-        if {place for place, *_ in self._steps} != set(places.values()):
+            operations = (FlagOperation * batch.count)(*batch.operations[: batch.count])
+            for operation in operations:
+                place = places.get((operation.address, operation.value))
+                if place is None:
+                    raise Unsupported("a graph has flags that are not known here")
+                self._flags.append((place, operation))
+            own = _Batch(batch.context, batch.count, operations, batch.flags)
+            self._nodes.append((node, ctypes.byref(own)))
+        if {place for place, _ in self._flags} != set(places.values()):
             raise Unsupported("flags that were written or awaited are not in the graph")
 
     def launch(self, stream: int, values: Sequence[int]) -> None:
         """Onto the stream with this handle, with a value for each flag, in their order."""
         update, executable = self._update, self._executable
-        for place, operation, node, batch, _ in self._steps:
+        for place, operation in self._flags:
             operation.value = values[place]
+        for node, batch in self._nodes:
             _check(update(executable, node, batch))
         _check(self._launch(executable, ctypes.c_void_p(stream)))
 

@@ -26,7 +26,13 @@ from meshfuse.base.errors import InvariantError, Unsupported
 from meshfuse.dist.arena import Arena, Course, Use, Window
 from meshfuse.dist.board import identify_process
 from meshfuse.dist.collectives import CollectiveRequest, Posting, Start, Transfer
-from meshfuse.dist.cuda_driver import StreamMemory, Streams, current_handle, is_capturing
+from meshfuse.dist.cuda_driver import (
+    FlagOperation,
+    StreamMemory,
+    Streams,
+    current_handle,
+    is_capturing,
+)
 from meshfuse.dist.deadlines import DEFAULT_SECONDS, backend_limit
 from meshfuse.dist.graph_flags import Flag
 from meshfuse.dist.kept_memory import KeptMemories, KeptMemory
@@ -138,10 +144,21 @@ class _CudaWindow:
 class _CudaLink:
     """See arena.Link."""
 
-    __slots__ = ("_addresses", "_driver", "_flags", "_group", "_place", "_streams", "device", "log")
+    __slots__ = (
+        "_addresses",
+        "_driver",
+        "_flags",
+        "_group",
+        "_place",
+        "_queue",
+        "_streams",
+        "device",
+        "log",
+    )
 
     def __init__(self, group: str, device: torch.device) -> None:
         self.log: list[Flag] | None = None  # what is put on streams that record
+        self._queue: list[tuple[int, int, int]] = []
         self._driver = StreamMemory()
         self._group = group
         self.device = device
@@ -161,16 +178,23 @@ class _CudaLink:
         return _CudaWindow(self._empty(size), self._group)
 
     def raise_flag(self, place: int, flag: int, value: int) -> None:
-        address = self._addresses[place] + 4 * flag
-        if self.log is not None:
-            self.log.append((address, value))
-        self._driver.write(current_handle(self.device), address, value)
+        self._queue.append((FlagOperation.WRITE, self._addresses[place] + 4 * flag, value))
 
     def await_flag(self, flag: int, value: int) -> None:
         address = self._addresses[self._place] + 4 * flag
-        if self.log is not None:
-            self.log.append((address, value))
-        self._driver.wait(current_handle(self.device), address, value)
+        self._queue.append((FlagOperation.AWAIT, address, value))
+
+    def flush(self) -> None:
+        if self._queue:
+            queue, self._queue = self._queue, []
+            if self.log is not None:
+                self.log += [(address, value) for _, address, value in queue]
+            self._driver.put(current_handle(self.device), queue)
+
+    def release(self, flags: int, value: int) -> None:
+        first = self._addresses[self._place]
+        raised = [(FlagOperation.WRITE, first + 4 * flag, value) for flag in range(flags)]
+        self._driver.put(current_handle(self.device), raised)
 
     def settle(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -279,6 +303,7 @@ class SymmetricTransport:
             use = find(src)
             if use is not None and not is_own:
                 arena.pull(use, owner, out)
+            arena.flush()
 
         return start
 

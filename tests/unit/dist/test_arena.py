@@ -187,6 +187,7 @@ class OneCall:
             use.pins, owner = 0, (arena.place - self.step(k)) % ranks
             self.read.append(arena._memory(use, owner, (10,), (1,), torch.int32))
             arena.pull(use, owner, found[k])
+        arena.flush()
         return found
 
     def repeat(self, values: list[int]) -> list[torch.Tensor]:
@@ -201,9 +202,9 @@ class OneCall:
                 if is_ready:
                     memory, value = next(to_write)
                     memory.fill_(value)
-                self.link.raise_flag(place, flag, number)
+                self.link._raise(place, flag, number)
             else:
-                self.link.await_flag(flag, number)
+                self.link._await(flag, number)
                 if is_ready:
                     found.append(next(to_read).clone())
         return found

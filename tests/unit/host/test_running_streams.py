@@ -156,7 +156,7 @@ class Cuda:
     events: int = 0
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def make_stream(device: torch.device) -> CudaStream:
+        def make_stream(device: torch.device, priority: int = 0) -> CudaStream:
             self.streams += 1
             return CudaStream(f"worker {self.streams - 1}", self)
 
