@@ -1,7 +1,8 @@
 """Ranks that do not do the same: each is told what is wrong, long before its deadline.
 
 Each scenario returns the errors that a rank met. All run in one start of two processes, each in a
-process group of its own.
+process group of its own: of ranks that share memory, and again of ranks that tell one another all
+by gloo.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch.distributed as dist
 
 from gloo_run import observe_ranks
 from meshfuse import DistributedTensor, FusionDefinition
-from meshfuse.dist import deadlines
+from meshfuse.dist import communicator, deadlines
 from meshfuse.dist.agreement import Agreement
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.communicator import Communicator
@@ -235,7 +236,10 @@ Told = dict[str, tuple[list[str], float]]
 """By scenario: the errors of a rank, and the seconds that it took."""
 
 
-def run_scenarios(rank: int, world_size: int, folder: str) -> Told:
+def run_scenarios(rank: int, world_size: int, folder: str, shares_memory: bool) -> Told:
+    if not shares_memory:
+        with patch.object(communicator, "join_mailbox", lambda *places: None):
+            return run_scenarios(rank, world_size, folder, True)
     told: Told = {}
     for name, scenario in SCENARIOS.items():
         dist.init_process_group(
@@ -253,12 +257,23 @@ def run_scenarios(rank: int, world_size: int, folder: str) -> Told:
     return told
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
-    folder = tmp_path_factory.mktemp("stores")
-    outcomes = observe_ranks(run_scenarios, 2, str(folder), deadline=110, initialise=False)
+def tell(tmp_path_factory: pytest.TempPathFactory, shares_memory: bool) -> list[Told]:
+    folder = str(tmp_path_factory.mktemp("stores"))
+    outcomes = observe_ranks(
+        run_scenarios, 2, folder, shares_memory, deadline=110, initialise=False
+    )
     assert all(outcome.succeeded for outcome in outcomes), [(o.error, o.output) for o in outcomes]
     return [outcome.value for outcome in outcomes]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
+    return tell(tmp_path_factory, shares_memory=True)
+
+
+@pytest.fixture(scope="module")
+def told_by_gloo(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
+    return tell(tmp_path_factory, shares_memory=False)
 
 
 DISAGREE = "ranks 0 and 1 disagree on the global size i0, axis 0 of T0: "
@@ -320,7 +335,16 @@ WANTED: dict[str, tuple[list[str], list[str]]] = {
 
 @pytest.mark.parametrize("name", list(SCENARIOS))
 def test_both_ranks_are_told(told: list[Told], name: str) -> None:
-    for rank, wanted in enumerate(WANTED[name]):
+    check_told(told, name, WANTED[name])
+
+
+@pytest.mark.parametrize("name", list(SCENARIOS))
+def test_both_ranks_are_told_by_gloo(told_by_gloo: list[Told], name: str) -> None:
+    check_told(told_by_gloo, name, WANTED[name])
+
+
+def check_told(told: list[Told], name: str, wanted_by_rank: tuple[list[str], list[str]]) -> None:
+    for rank, wanted in enumerate(wanted_by_rank):
         errors, seconds = told[rank][name]
         assert len(errors) == len(wanted)
         for error, pattern in zip(errors, wanted, strict=True):

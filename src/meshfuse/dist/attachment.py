@@ -92,7 +92,7 @@ class Attachment:
             if device_type == CONTROL:
                 continue
             for rank in set(group.board.peers) & set(board.peers):
-                has_come = control is not None and control.has_announced(rank)
+                has_come = control is not None and control.has_come(rank)
                 text = None if has_come else _elsewhere(group, rank)
                 if text is not None:
                     absent[rank] = text

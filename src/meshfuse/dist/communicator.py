@@ -37,19 +37,20 @@ from meshfuse.dist.agreement import (
 from meshfuse.dist.attachment import Attachment, Bound, attach
 from meshfuse.dist.calls import Call, CallLog
 from meshfuse.dist.collectives import CollectiveRequest
-from meshfuse.dist.deadlines import Deadline, read_timeout
+from meshfuse.dist.deadlines import read_timeout
 from meshfuse.dist.groups import CONTROL, Group, form_group
 from meshfuse.dist.history import CallHistory
 from meshfuse.dist.joining import join_launch
 from meshfuse.dist.kept_memory import KeptMemories, order_in_memory
 from meshfuse.dist.launcher import ALONE, Launch, Place, read_launch
+from meshfuse.dist.mailbox import join_mailbox
 from meshfuse.dist.pending import Pending
 from meshfuse.dist.symmetric import SymmetricTransport, join_transport
 from meshfuse.dist.transfers import SharedChunk
 from meshfuse.ir.mesh import DeviceMesh
 
 _HAS_DISTRIBUTED = dist.is_available()
-BARRIER_NUMBER, AGREEMENT_NUMBER = -1, -3
+BARRIER_NUMBER = -1
 """In place of the host program's number, for what no host program asked for."""
 
 
@@ -325,20 +326,12 @@ class Communicator:
         """What every rank of a team says, in its order; all say equally many numbers of 64 bits,
         and all have come when this returns.
 
-        Raises CommunicationError as a collective does.
+        Raises CommunicationError as Group.gather does.
         """
         if len(team) == 1:
             return [list(mine)]
-        numbers = torch.tensor(mine, dtype=torch.int64)
-        found = torch.empty(len(team) * len(mine), dtype=torch.int64)
-        request = CollectiveRequest(
-            AGREEMENT_NUMBER, "all_gather", team, numbers, found, None, purpose
-        )
-        control = self.group(team, CONTROL, purpose)
-        control.announce_next(str(request))
-        limit = Deadline.after(self.timeout if seconds is None else seconds)
-        control.wait(control.post(request), limit)
-        return found.view(len(team), -1).tolist()
+        limit = self.timeout if seconds is None else seconds
+        return self.group(team, CONTROL, purpose).gather(mine, purpose, limit)
 
     def gather_texts(self, team: tuple[int, ...], mine: str, purpose: str) -> list[str]:
         """As `gather`, of texts."""
@@ -404,9 +397,12 @@ class Communicator:
                 board = attachment.board(team, device_type)
                 store = dist.PrefixStore("backend", board.notices)
                 watch = attachment.watch_for(device_type)
-                attachment.groups[key] = form_group(
+                group = attachment.groups[key] = form_group(
                     device_type, board, store, self.timeout, purpose, watch
                 )
+                if device_type == CONTROL:
+                    gather = partial(self.gather, team, purpose=str(purpose))
+                    group.mailbox = join_mailbox(gather, team.index(rank), len(team))
             return attachment.groups[key]
 
     def torch_mesh(self, mesh: DeviceMesh, device_type: str) -> Any:

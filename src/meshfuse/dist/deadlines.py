@@ -7,6 +7,7 @@ reports in its own words ("Connection closed by peer") is translated into ranks 
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -36,6 +37,11 @@ ROLL_CALL_SECONDS = 2.0
 """After the backend's error: until the peers have noticed too, or the system has seen one end."""
 BACKEND_MARGIN_SECONDS = 5.0
 """A backend's own limit lies this far beyond ours, so that ours speaks first."""
+SPIN_SECONDS = 0.0003
+"""What comes so soon is looked for all the time: no sleep is as short."""
+LONGEST_PAUSE_SECONDS = 0.002
+_PAUSES = 8
+"""A pause between two looks takes this part of the time that has gone by."""
 
 Watch = Callable[[Board], Mapping[int, str]]
 """Peers that will not come, by what else is known than what a board says, and why."""
@@ -104,6 +110,38 @@ def wait(posting: Posting, board: Board, deadline: Deadline, watch: Watch = nobo
         raise
     except RuntimeError as error:
         raise explain(error, str(posting.request), posting.sequence, board) from error
+
+
+def poll(is_so: Callable[[], bool], seconds: float) -> bool:
+    """Whether `is_so` within some seconds: asked without a pause at first, then at growing
+    intervals."""
+    begin = time.monotonic()
+    while not is_so():
+        gone = time.monotonic() - begin
+        if gone >= seconds:
+            return False
+        if gone < SPIN_SECONDS:
+            os.sched_yield()  # there may be fewer CPUs than ranks
+        else:
+            time.sleep(min(gone / _PAUSES, LONGEST_PAUSE_SECONDS, seconds - gone))
+    return True
+
+
+@final
+class Polled:
+    """What is completed when `is_so` says so: as much of a torch Work as is asked of one."""
+
+    __slots__ = ("is_completed",)
+
+    def __init__(self, is_so: Callable[[], bool]) -> None:
+        self.is_completed = is_so
+
+    def wait(self, limit: timedelta = timedelta.max) -> bool:
+        """Block until it is completed. Raises RuntimeError, as torch does, if that takes longer
+        than the limit."""
+        if not poll(self.is_completed, limit.total_seconds()):
+            raise RuntimeError(f"not completed within {limit}")
+        return True
 
 
 def await_arrival(board: Board, deadline: Deadline, purpose: object, watch: Watch = nobody) -> None:

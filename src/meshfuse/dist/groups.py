@@ -12,6 +12,7 @@ program order.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from threading import RLock
 from typing import cast, final
 
@@ -22,11 +23,15 @@ from meshfuse.base.errors import CommunicationError, MeshfuseError, Unsupported
 from meshfuse.dist import collectives, deadlines
 from meshfuse.dist.board import Board, Notice, Standing
 from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, Posting, Start
-from meshfuse.dist.deadlines import Deadline, StreamWatch, Watch
+from meshfuse.dist.deadlines import Deadline, Polled, StreamWatch, Watch
+from meshfuse.dist.mailbox import MOST_NUMBERS, Mail, Mailbox
 from meshfuse.dist.symmetric import SymmetricTransport
 
 CONTROL = "control"
 """In place of a device type: what ranks tell one another before they exchange tensors."""
+
+AGREEMENT_NUMBER = -3
+"""In place of a host program's number, for what ranks tell one another so."""
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", CONTROL: "gloo"}
 """Device type -> backend."""
@@ -44,7 +49,8 @@ class Group:
         seconds: float = deadlines.DEFAULT_SECONDS,
     ) -> None:
         """`watch` is asked in each long wait for peers that will not come; streams wait for at most
-        `seconds`. `transport` carries fetches and deliveries, if there is one."""
+        `seconds`. `transport` carries fetches and deliveries, `mailbox` what ranks tell one
+        another, if there is one."""
         self.board = board
         self.broken: str | None = None
         self.watch = watch
@@ -54,13 +60,66 @@ class Group:
         self._lock = RLock()
         self._stream_watch = StreamWatch(board, self.abandon, watch, seconds)
         self.transport: SymmetricTransport | None = None
+        self.mailbox: Mailbox | None = None
 
     @property
     def posted(self) -> int:
         """How many collectives this rank has posted."""
         return self._sequence
 
-    def announce_next(self, text: str) -> None:
+    def gather(self, mine: Sequence[int], purpose: str, seconds: float) -> list[list[int]]:
+        """What every rank says, in team order; all say equally many numbers of 64 bits, and all
+        have come when this returns.
+
+        Raises CommunicationError as a collective does, and where others say more or fewer numbers.
+        """
+        deadline = Deadline.after(seconds)
+        if self.mailbox is None or len(mine) > MOST_NUMBERS:
+            return self._gather_by_backend(mine, purpose, deadline)
+        with self._lock:
+            self._usable_backend(purpose)
+            self._sequence += 1
+            mail = self.mailbox.send(self._sequence, mine)
+        try:
+            if not mail.comes_soon():
+                request, _ = self._gathering(mine, purpose)
+                work = cast(dist.Work, Polled(mail.is_completed))
+                self.wait(Posting(request, work, sequence=mail.sequence), deadline)
+            return self._read(mail, len(mine), purpose)
+        except (CommunicationError, KeyboardInterrupt) as error:
+            mail.take_back()
+            self.abandon(str(error) or f"interrupted in {self._gathering(mine, purpose)[0]}")
+            raise
+
+    def _read(self, mail: Mail, count: int, purpose: str) -> list[list[int]]:
+        found = mail.read()
+        for rank, said in zip(self.board.team, found, strict=True):
+            if len(said) != count:
+                raise CommunicationError(
+                    f"{purpose}: rank {rank} says {len(said)} numbers, and rank {self.board.rank} "
+                    f"{count}: they run different programs, or one in another order"
+                )
+        return found
+
+    def _gather_by_backend(
+        self, mine: Sequence[int], purpose: str, deadline: Deadline
+    ) -> list[list[int]]:
+        request, found = self._gathering(mine, purpose)
+        self._announce_next(str(request))
+        self.wait(self.post(request), deadline)
+        return found.view(len(self.board.team), -1).tolist()
+
+    def _gathering(
+        self, mine: Sequence[int], purpose: str
+    ) -> tuple[CollectiveRequest, torch.Tensor]:
+        numbers, team = torch.tensor(mine, dtype=torch.int64), self.board.team
+        found = numbers.new_empty(len(team) * len(mine))
+        request = CollectiveRequest(
+            AGREEMENT_NUMBER, "all_gather", team, numbers, found, None, purpose
+        )
+        return request, found
+
+    def _announce_next(self, text: str) -> None:
         """Say, before it is posted, that this rank comes to the group's next collective.
 
         Raises CommunicationError for a broken group: what it has said of its failure stays.
@@ -71,8 +130,11 @@ class Group:
         except RuntimeError as error:
             raise deadlines.explain(error, text, self._sequence + 1, self.board) from error
 
-    def has_announced(self, rank: int) -> bool:
+    def has_come(self, rank: int) -> bool:
         """Whether a peer said that it comes to the collective that this rank posted last."""
+        place = self.board.team.index(rank)
+        if self.mailbox is not None and self.mailbox.has_come(place, self._sequence):
+            return True
         notice = self.board.read(rank)
         return notice is not None and notice.sequence >= self._sequence
 
