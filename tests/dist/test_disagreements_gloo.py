@@ -333,6 +333,16 @@ WANTED: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
+BY_GLOO = {
+    **WANTED,
+    # Nobody takes back what gloo has sent: rank 1 is told in the collective behind the agreement.
+    "interrupted_in_an_agreement": (
+        ["KeyboardInterrupt"],
+        ["all_gather number 0 .* rank 0 gave up: interrupted before T2 = communicate"],
+    ),
+}
+
+
 @pytest.mark.parametrize("name", list(SCENARIOS))
 def test_both_ranks_are_told(told: list[Told], name: str) -> None:
     check_told(told, name, WANTED[name])
@@ -340,7 +350,7 @@ def test_both_ranks_are_told(told: list[Told], name: str) -> None:
 
 @pytest.mark.parametrize("name", list(SCENARIOS))
 def test_both_ranks_are_told_by_gloo(told_by_gloo: list[Told], name: str) -> None:
-    check_told(told_by_gloo, name, WANTED[name])
+    check_told(told_by_gloo, name, BY_GLOO[name])
 
 
 def check_told(told: list[Told], name: str, wanted_by_rank: tuple[list[str], list[str]]) -> None:

@@ -75,13 +75,18 @@ class Agreement:
 
 
 def find_difference(mine: Agreement, board: Board, gather: Gather) -> str | None:
-    """Compare what all ranks of the board's team are about to do: None if it is the same, else the
-    first entry that differs.
+    """Compare what all ranks of the board's team are about to do, in one exchange if it is the
+    same: None then, else the first entry that differs.
 
-    All ranks of the team come to one answer. Raises what `gather` does.
+    All ranks of the team come to one answer. Raises what `gather` does, and UserError, on all
+    ranks, if they run one program for different sizes.
     """
-    digests = gather(_as_numbers(mine.sequence.digest))
+    said = gather([*_as_numbers(mine.sequence.digest), *_as_numbers(_digest_of(mine.sizes))])
+    if all(theirs == said[0] for theirs in said):
+        return None
+    digests = [theirs[: _DIGEST_BYTES // 8] for theirs in said]
     if all(digest == digests[0] for digest in digests):
+        _refuse_sizes(mine, gather(mine.sizes))
         return None
     board.notices.set(f"entries {board.rank}", _SEPARATOR.join(mine.sequence.entries))
     gather([0])  # now all have said it
@@ -92,11 +97,8 @@ def find_difference(mine: Agreement, board: Board, gather: Gather) -> str | None
     return _difference(board.rank, mine.sequence.entries, board.team[other], theirs)
 
 
-def check_sizes(mine: Agreement, gather: Gather) -> None:
-    """UserError, on all ranks of a team that runs one program, if they have different sizes."""
-    if not mine.sizes:
-        return
-    found = gather(mine.sizes)
+def _refuse_sizes(mine: Agreement, found: Sequence[Sequence[int]]) -> None:
+    """UserError, where the ranks of a team that runs one program have different sizes."""
     for rank, theirs in zip(mine.team, found, strict=True):
         for (_, text), first, size in zip(mine.sequence.symbols, found[0], theirs, strict=True):
             if size != first:
@@ -105,6 +107,10 @@ def check_sizes(mine: Agreement, gather: Gather) -> None:
                     f"and {size}, before {mine.purpose}; where blocks are not equal, global sizes "
                     "must be given, or be static"
                 )
+
+
+def _digest_of(sizes: Sequence[int]) -> str:
+    return blake2b(repr(sizes).encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def _as_numbers(digest: str) -> list[int]:

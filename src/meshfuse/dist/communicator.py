@@ -28,12 +28,7 @@ from meshfuse.base import optional
 from meshfuse.base.errors import CommunicationError, InvariantError, UserError
 from meshfuse.base.options import options_from_environment
 from meshfuse.dist import collectives
-from meshfuse.dist.agreement import (
-    Agreement,
-    CommunicationSequence,
-    check_sizes,
-    find_difference,
-)
+from meshfuse.dist.agreement import Agreement, CommunicationSequence, find_difference
 from meshfuse.dist.attachment import Attachment, Bound, attach
 from meshfuse.dist.calls import Call, CallLog
 from meshfuse.dist.collectives import CollectiveRequest
@@ -355,8 +350,6 @@ class Communicator:
         try:
             control = self.group(team, CONTROL, agreement.purpose)
             difference = find_difference(agreement, control.board, gather)
-            if difference is None:
-                check_sizes(agreement, gather)
         except (CommunicationError, KeyboardInterrupt) as error:
             self.give_up(str(error) or f"interrupted before {agreement.purpose}")
             raise

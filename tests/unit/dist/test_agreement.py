@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
 
 import pytest
 import torch.distributed as dist
 
 from meshfuse.base.errors import UserError
-from meshfuse.dist.agreement import CommunicationSequence, check_sizes, find_difference
+from meshfuse.dist.agreement import Agreement, CommunicationSequence, find_difference
 from meshfuse.dist.board import Board
 
 # torch.distributed documents its stores but does not declare them as exports:
@@ -23,27 +24,38 @@ class Table:
     def __init__(self, ranks: int) -> None:
         self.said: list[list[int]] = [[] for _ in range(ranks)]
         self.barrier = Barrier(ranks)
+        self.exchanges = 0
 
     def gather(self, rank: int, numbers: Sequence[int]) -> list[list[int]]:
         self.said[rank] = list(numbers)
         self.barrier.wait(5)
         found = list(self.said)
+        self.exchanges += rank == 0
         self.barrier.wait(5)
         return found
 
 
 def compare(*entries: Sequence[str]) -> list[str | None]:
     """What each rank is told: None if all is well."""
-    store, team = dist.HashStore(), tuple(range(len(entries)))
-    table = Table(len(entries))
+    team = range(len(entries))
+    told, _ = find_differences(*(CommunicationSequence.of(team, mine).at({}) for mine in entries))
+    return told
 
-    def run(rank: int) -> str | None:
-        board = Board(rank, team, dist.PrefixStore("board", store), store)
-        mine = CommunicationSequence.of(team, entries[rank]).at({})
-        return find_difference(mine, board, lambda numbers: table.gather(rank, numbers))
+
+def find_differences(*agreements: Agreement) -> tuple[list[str | None], int]:
+    """What each rank is told, of programs or of sizes; and how often they exchange numbers."""
+    store, team = dist.HashStore(), agreements[0].team
+    table = Table(len(team))
+
+    def run(place: int) -> str | None:
+        board = Board(team[place], team, dist.PrefixStore("board", store), store)
+        try:
+            return find_difference(agreements[place], board, partial(table.gather, place))
+        except UserError as error:
+            return str(error)
 
     with ThreadPoolExecutor(len(team)) as pool:
-        return list(pool.map(run, team))
+        return list(pool.map(run, range(len(team)))), table.exchanges
 
 
 def test_equal_sequences() -> None:
@@ -88,9 +100,8 @@ def test_sizes_are_compared_by_name_and_other_ranks_are_told() -> None:
     mine = sequence.at({"i0": 4, "i1": 6, "i2": 9})
     assert (mine.sizes, mine.team) == ((4, 6), (2, 5))
     assert mine.key != sequence.at({"i0": 4, "i1": 8}).key
-    check_sizes(mine, lambda numbers: [list(numbers), [4, 6]])
-    with pytest.raises(
-        UserError,
-        match=r"ranks 2 and 5 disagree on the global size i1, axis 0 of T3: 6 and 8, before all_ga",
-    ):
-        check_sizes(mine, lambda numbers: [list(numbers), [4, 8]])
+    assert find_differences(mine, mine) == ([None, None], 1)
+    found, exchanges = find_differences(mine, sequence.at({"i0": 4, "i1": 8}))
+    text = "ranks 2 and 5 disagree on the global size i1, axis 0 of T3: 6 and 8, before all_ga"
+    assert all(told is not None and text in told for told in found)
+    assert exchanges == 2
