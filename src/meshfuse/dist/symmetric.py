@@ -311,15 +311,16 @@ class SymmetricTransport:
         """What finds the use in which the source of a fetch is published: once for all ranks, each
         of which asks for it in one of as many requests as there are ranks.
 
-        None where all ranks get their own: the next request publishes it, and what the caller makes
-        of its own block need not wait until it is.
+        None where all ranks get their own, and it lies in memory that they keep: the next request
+        publishes it, so that the product of the own block need not wait for peers. What must be
+        copied is copied first: beside a product that has all multiprocessors it takes far longer.
         """
         sources, chunk, ranks = self._sources, transfer.chunk, self._arena.ranks
         moves, has_one_reader = transfer.moves, transfer.root is not None
 
         def find(src: torch.Tensor) -> Use | None:
             use, asked = sources.get(chunk, (None, 0))
-            if use is None and moves:
+            if use is None and (moves or self.kept.find(src) is None):
                 use = self._publish_source(src, transfer)
             if asked + 1 < ranks and not has_one_reader:
                 sources[chunk] = (use, asked + 1)

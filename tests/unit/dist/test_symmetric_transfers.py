@@ -14,7 +14,7 @@ import torch
 from memory_links import MemoryLink, World
 from meshfuse.dist.arena import Arena
 from meshfuse.dist.collectives import Transfer
-from meshfuse.dist.kept_memory import KeptMemories
+from meshfuse.dist.kept_memory import KeptMemories, KeptMemory
 from meshfuse.dist.symmetric import SymmetricTransport
 
 
@@ -65,21 +65,27 @@ def test_blocks_are_fetched_in_any_order(ranks: int) -> None:
     World(ranks).run(work)
 
 
-def test_nothing_is_published_before_something_moves() -> None:
-    """The product of the own block is behind the request for it on one stream: it must not wait for
-    the copy that peers read."""
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_nothing_that_lies_there_is_published_before_something_moves(is_kept: bool) -> None:
+    """What is made of the own block comes behind the request for it on a stream. It must not wait
+    for peers; but it does for a copy."""
 
     def work(arena: Arena) -> None:
         transport, link = over(arena), arena.link
         assert isinstance(link, MemoryLink)
-        own, *others = rotations(3, [0, 1, 2])
         src = torch.full((5,), arena.place)
+        if is_kept:
+            window = arena.link.open_window(src.nbytes)
+            src = window.part(arena.place, 0, src.nbytes).view(torch.int64).copy_(src)
+            memory = KeptMemory((0, 1, 2), 0, window, src.data_ptr(), src.nbytes)
+            transport.kept.add(memory)
+        own, *others = rotations(3, [0, 1, 2])
         assert fetch(transport, own, src) is src
-        assert link.opened == 0 and not link.world.flags.get((arena.place, 0))
+        with link.world.changed:
+            raised = {flag % 3 for _, flag in link.world.flags}  # by whom
+        assert (arena.place in raised) != is_kept
         for sources in others:
-            assert torch.equal(
-                fetch(transport, sources, src), torch.full((5,), sources[arena.place])
-            )
-        assert link.opened == 1
+            found = fetch(transport, sources, src)
+            assert torch.equal(found, torch.full((5,), sources[arena.place]))
 
     World(3).run(work)
