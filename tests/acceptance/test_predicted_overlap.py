@@ -91,7 +91,7 @@ def test_blocks_that_all_ranks_fetch_from_one_come_one_after_the_other() -> None
         return fd.timeline(rates=H200_RATES)
 
     swizzled, plain = gathered(True), gathered(False)
-    begin = 3 * H200_RATES.communication
+    begin = H200_RATES.communication  # of the others while the link is taken
     assert plain.communication_seconds - begin == pytest.approx(
         3 * (swizzled.communication_seconds - begin)
     )

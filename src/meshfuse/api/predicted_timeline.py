@@ -115,6 +115,10 @@ def _transmissions(
         if speed is None:
             speed = rates.link_bytes
             taken[link] = f"{link}: {speed / 1e9:g} GB/s, taken for want of a bandwidth"
-        seconds = rates.communication + traffic.busiest / speed if traffic.node.moves else 0.0
-        found.setdefault(traffic.node.number, []).append(Transmission(traffic.received, seconds))
+        sent = Transmission(traffic.received, traffic.busiest / speed, rates.communication)
+        if not traffic.node.moves:
+            sent = Transmission(traffic.received, 0.0)
+        elif not traffic.node.is_transfer:  # ranks meet for it, over the link
+            sent = Transmission(traffic.received, sent.begin + sent.seconds)
+        found.setdefault(traffic.node.number, []).append(sent)
     return found, tuple(taken.values())

@@ -4,7 +4,8 @@ A list scheduler. The device does one computation at a time: when it is free, of
 begin the first in order of issue. So does a CPU that serves streams as queues, and so do worker
 streams of which earlier ones go first. The link carries one transfer at a time, beside the device;
 collectives in order of issue, transfers between two ranks when they are ready. All else takes no
-time: posts, marks, and waits for what is over.
+time: posts, marks, and waits for what is over. A transfer between two ranks may begin while the
+link carries another: it takes the link when it has begun.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Computation:
 class Posting:
     """A transfer that begins behind what its stream did before. `number` is its own, also in loops.
 
-    `in_order`: it does not begin before those that are issued before it. One that takes no time
-    needs no link.
+    `seconds` on the link, behind `begin` that need none. `in_order`: it does not begin before those
+    that are issued before it. One that takes no time needs no link.
     """
 
     number: int
@@ -44,6 +45,7 @@ class Posting:
     seconds: float
     bytes: int
     in_order: bool = True
+    begin: float = 0.0
 
 
 @final
@@ -70,7 +72,7 @@ class Issued:
 @final
 @frozen_dataclass
 class _Ready:
-    """A posted transfer, which could begin at `since`."""
+    """A posted transfer, which could take the link at `since`."""
 
     place: int
     stream: int
@@ -173,11 +175,12 @@ class _Schedule:
 
     def _carry(self, start: float, ready: _Ready) -> None:
         posting = ready.posting
+        begun = max(self._transferred, start - posting.begin)  # on one lane one after the other
         item = Item(
             posting.label,
             Lane.communication,
-            start,
-            posting.seconds,
+            begun,
+            start - begun + posting.seconds,
             posting.bytes,
             stream=_number(ready.stream),
         )
@@ -210,7 +213,8 @@ class _Schedule:
             case Posting(number, label) as posting:
                 self._labels[number] = label
                 if posting.seconds:
-                    self._ready.append(_Ready(issued.place, stream, now, posting))
+                    since = now + posting.begin
+                    self._ready.append(_Ready(issued.place, stream, since, posting))
                 else:
                     self._arrivals[number] = now
             case Arrival(number):

@@ -55,10 +55,12 @@ Transmissions = Mapping[int, "Sequence[Transmission]"]
 @final
 @frozen_dataclass
 class Transmission:
-    """What a rank receives in a communication, and how long that takes once all have come."""
+    """What a rank receives in a communication, and how long that takes once all have come, behind
+    what it takes to `begin`, while the link may carry something else."""
 
     bytes: int
     seconds: float
+    begin: float = 0.0
 
 
 def predict_items(
@@ -132,7 +134,8 @@ def _posting(
     if is_own(node, rank, sizes):
         sent = Transmission(0, 0.0)
     label = label_of(node, segments)
-    return Posting(number, label, sent.seconds, sent.bytes, in_order=not node.is_transfer)
+    in_order = not node.is_transfer
+    return Posting(number, label, sent.seconds, sent.bytes, in_order, sent.begin)
 
 
 def is_own(node: Communicate, rank: int, sizes: Sizes) -> bool:

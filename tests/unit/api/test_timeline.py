@@ -122,19 +122,21 @@ def test_the_report() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_peers_fetch_beside_a_product(ranks: int) -> None:
-    """A product of [4, 8] and [8, 6] is 384 operations: 0.5 + 32 s. A block is 128 bytes: 1 + 32 s;
-    the rank's own costs nothing, and each other arrives while one is multiplied, but for 0.5 s."""
+    """A product of [4, 8] and [8, 6] is 384 operations: 0.5 + 32 s. A block is 128 bytes: 1 + 32 s,
+    of which 32 on the link, while the next one may begin; the rank's own costs nothing. All arrive
+    while something is multiplied, but for 0.5 s of the first."""
     found = gathered_product(ranks).timeline(rates=RATES, overlap=Overlap.peers())
     assert found.compute_seconds == found.gemm_seconds == ranks * 32.5
-    assert found.communication_seconds == (ranks - 1) * 33.0
+    arrived = 1.0 + (ranks - 1) * 32.0
+    assert found.communication_seconds == arrived
     transfers = [item for item in found.items if item.lane is Lane.communication]
-    assert [(item.start, item.bytes) for item in transfers] == [
-        (33.0 * k, 128) for k in range(ranks - 1)
+    assert [(item.start, item.end, item.bytes) for item in transfers] == [
+        (1.0 + 32.0 * k if k else 0.0, 33.0 + 32.0 * k, 128) for k in range(ranks - 1)
     ]
-    assert found.seconds == (ranks - 1) * 33.0 + 32.5
-    assert found.held_up_seconds == (ranks - 1) * 0.5
+    assert found.seconds == 33.0 + (ranks - 1) * 32.5
+    assert found.held_up_seconds == 0.5
     assert found.worker_streams == tuple(range(min(ranks, 4)))
-    assert found.hidden_fraction == 32.5 / 33.0
+    assert found.hidden_fraction == (arrived - 0.5) / arrived
     assert f"\nstreams     {min(ranks, 4)} beside the caller's\n" in str(found)
     names = {0: "compute", 1: "communication"}
     names.update({2 + k: f"compute, stream {k}" for k in found.worker_streams})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -88,6 +89,18 @@ def test_collectives_keep_their_order_and_transfers_between_two_do_not(
         (0, Arrival(0)),
     ]
     assert [row for row in rows(schedule(actions)) if row[0] in ("t0", "t1")] == wanted
+
+
+def test_a_transfer_begins_while_the_link_carries_another() -> None:
+    """Each begins for a second and is on the link for three: the second begins meanwhile."""
+    posts = [replace(sent(k, 3.0, in_order=False), begin=1.0) for k in range(2)]
+    found = schedule([*enumerate(posts), *((k, Arrival(k)) for k in range(2))])
+    assert rows(found) == [
+        ("t0", 0, 0.0, 4.0),
+        ("wait for t0", 0, 0.0, 4.0),
+        ("wait for t1", 1, 0.0, 7.0),
+        ("t1", 1, 4.0, 7.0),
+    ]
 
 
 def test_what_takes_no_time_holds_nobody_up() -> None:
