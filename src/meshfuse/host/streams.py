@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, dropwhile
 from typing import Final, final
 
 from meshfuse.base.frozen import frozen_dataclass
@@ -100,6 +100,16 @@ class _Iterations:
     def indices(self) -> frozenset[str]:
         return frozenset(loop.index for loop in self.loops)
 
+    def before(self, chosen: Collection[str]) -> IntExpr:
+        """The number of the iteration before, of those with the same indices of outer loops that
+        are `chosen`; negative where there is none."""
+        row: IntExpr = const(0)
+        for loop in dropwhile(lambda loop: loop.index in chosen, self.loops):
+            row = row * loop.count + loop_index(loop.index, loop.count)
+        if row is self.number:
+            return self.number - 1
+        return self.number - 1 - self.count + self.count * minimum(row, 1)
+
     def around(self, node: Node) -> ForLoop:
         """The loops with a node for the body."""
         *outer, innermost = self.loops
@@ -133,10 +143,10 @@ def _with_sums_in_order(
     before: dict[int, list[Node]] = {}
     behind: dict[int, list[Node]] = {}
     touched = [_memory_touched(loop, node) for node in loop.body]
-    for name in _written_together(loop, kernels):
+    for name, chosen in _written_together(loop, kernels).items():
         places = [place for place, names in enumerate(touched) if name in names]
         event = next(events)
-        before.setdefault(places[0], []).append(WaitEvent(event, number - 1))
+        before.setdefault(places[0], []).append(WaitEvent(event, loop.before(chosen)))
         behind.setdefault(places[-1], []).append(Record(event, number))
     ordered: list[Node] = []
     for place, node in enumerate(loop.body):
@@ -155,23 +165,29 @@ def _begun_in_order(loop: _Iterations, body: Sequence[Node], events: Iterator[in
     return [*body[:place], WaitEvent(event, number - 1), Record(event, number), *body[place:]]
 
 
-def _written_together(loop: _Iterations, kernels: Mapping[KernelName, Kernel]) -> list[Name]:
-    """What exists outside and is written in the loop, some of it by all iterations, not each its
-    own chunk."""
+def _written_together(
+    loop: _Iterations, kernels: Mapping[KernelName, Kernel]
+) -> dict[Name, frozenset[str]]:
+    """What exists outside and is written in the loop, some of it by several iterations, not each
+    its own chunk; with the indices that choose which chunk of it."""
     sources, chosen = _views_in(loop), _chosen_by(loop)
     inside = {name for node in all_nodes(loop.body) for name in names_defined(node)}
     written: dict[Name, None] = {}
-    shared: set[Name] = set()
+    shared: dict[Name, frozenset[str]] = {}
     for node in all_nodes(loop.body):
         if isinstance(node, ForLoop | Chunk | View | Free):
             continue
         for name in names_needed(node):
             line = _line(name, sources)
-            if loop.indices.difference(*(chosen.get(view, ()) for view in line)):
-                shared.add(line[-1])
+            by = loop.indices & {index for view in line for index in chosen.get(view, ())}
+            shared[line[-1]] = shared.get(line[-1], by) & by
         for name in names_written(node, kernels):
             written[_line(name, sources)[-1]] = None
-    return [name for name in written if name in shared and name not in inside]
+    return {
+        name: shared[name]
+        for name in written
+        if name not in inside and shared.get(name, loop.indices) != loop.indices
+    }
 
 
 def _memory_touched(loop: _Iterations, node: Node) -> set[Name]:
