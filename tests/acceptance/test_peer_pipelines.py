@@ -161,6 +161,8 @@ def test_a_gathered_tensor_that_is_wanted_as_a_whole_is_put_together() -> None:
     fd, x, w = define(build), integers(7, 4), integers(4, 5)
     run(fd, [x, w], [x @ w, x])
     assert kinds(fd) == [("fetch", X)]
+    [fetch] = [n for n in all_nodes(fd.fec.host_program().body) if isinstance(n, Communicate)]
+    assert fetch.into is not None and fetch.sum_over is None  # where it is put together
 
 
 @pytest.mark.parametrize("rows", [9, 7, 2])

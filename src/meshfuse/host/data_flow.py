@@ -270,7 +270,7 @@ class _Flow:
                 here.held[node.out] = here.held[node.src]
                 continue
             unknown = Value((None,) * self._rank_of(node.out), None)
-            if node.into is not None and node.is_first_term(work.there):
+            if node.into is not None and node.arrives_there(work.there):
                 here.held[node.out] = here.held[node.into]
             else:
                 work.make(here, node.out)

@@ -10,7 +10,7 @@ from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import NO_OPTIONS, Options
 from meshfuse.expr import IntExpr, free_symbols
 from meshfuse.facts.facts import Facts, facts_of
-from meshfuse.host.first_terms import with_first_terms
+from meshfuse.host.arrivals import with_arrivals
 from meshfuse.host.in_place import with_reductions_in_place
 from meshfuse.host.lifetimes import with_early_posts, with_frees, with_waits
 from meshfuse.host.lower_segments import MADE, LoweredKernel, lower_segments
@@ -135,7 +135,7 @@ def _passes(
         "waits": with_waits,
         "frees": lambda body: with_frees(body, kept),
         "streams": lambda body: with_streams(body, number_of_streams, kernels, symbols),
-        "first_terms": lambda body: with_first_terms(body, buffers),
+        "arrivals": lambda body: with_arrivals(body, buffers),
     }
 
 

@@ -252,8 +252,8 @@ def _lower_communication(work: _Lowering, expr: Expr) -> Iterator[Node]:
     elif isinstance(expr, Fetch | Deliver):
         made = TensorName(f"{out}{MADE}")
         assert isinstance(nodes[-1], Communicate)
-        yield replace(nodes[-1], out=made)
         yield from work.show([out])
+        yield replace(nodes[-1], out=made)
         yield Evaluate(into=out, body=(Set(out, made),))
     elif is_contiguous(work.program, out) or _is_packed(nodes[-1]):
         yield from work.show([out])

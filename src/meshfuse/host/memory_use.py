@@ -127,6 +127,8 @@ class _Use:
             case Communicate(out, _, src) if node.is_transfer:
                 if self.is_own(node):
                     self.show(out, src)
+                elif node.into is not None and node.arrives_there(self.sizes):
+                    self.show(out, node.into)
                 else:
                     self.make(out)
             case Communicate() if node.packed:

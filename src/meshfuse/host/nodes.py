@@ -152,8 +152,9 @@ class Communicate:
 
     Fetch and deliver make `out`. `owner` is a place along `mesh_axis`: `out` is what the rank there
     has in `src`; or `src` is for the rank there, and `out` what another had for this one. Where
-    that is the rank itself, nothing moves and `out` is `src`. With `into` it is the first term of a
-    sum there over the loop `sum_over`: in the first iteration `out` is that buffer.
+    that is the rank itself, nothing moves and `out` is `src`. With `into` it arrives where it is
+    wanted: `out` is that buffer. With `sum_over` it is so only in the first iteration of that loop,
+    whose term is the first of a sum there.
 
     With `in_place` an all-reduce makes `out`, too: it is the memory of `src`, which nobody reads
     from here on.
@@ -186,9 +187,12 @@ class Communicate:
         """Whether `out` begins to exist here."""
         return self.is_transfer or self.in_place
 
-    def is_first_term(self, indices: Mapping[str, int]) -> bool:
-        """Whether `out` is the buffer `into`, in the iteration that the indices say."""
-        return self.sum_over is not None and indices[self.sum_over] == 0
+    def arrives_there(self, indices: Mapping[str, int]) -> bool:
+        """Whether `out` is the buffer `into`, in the iteration that the indices say, if it is not
+        the rank's own."""
+        if self.into is None:
+            return False
+        return self.sum_over is None or indices[self.sum_over] == 0
 
     def owner_at(self, place: int, sizes: Mapping[str, int]) -> int | None:
         """Of a fetch or delivery, the owner for the rank at this place along the mesh axis."""

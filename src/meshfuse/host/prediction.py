@@ -44,6 +44,7 @@ from meshfuse.host.nodes import (
 )
 from meshfuse.host.presence import nodes_here
 from meshfuse.host.timeline import Item, Kind, Label, Segments, label_of
+from meshfuse.host.uses import views_made
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.ops import Broadcast, Expand, Expr, Permute, Reshape, Set, Squeeze
 
@@ -77,12 +78,11 @@ def predict_items(
     takes to begin; views, allocations, the copies of packed communications and what a rank fetches
     of itself or delivers to itself count nothing.
     """
-    first_terms = {
-        node.out: node.into
-        for node in all_nodes(program.body)
-        if isinstance(node, Communicate) and node.into is not None
-    }
-    model = _Model(program, segments, sizes, rates, read_outside_torch(program), first_terms)
+    nodes = list(all_nodes(program.body))
+    arriving = {n.out: n for n in nodes if isinstance(n, Communicate) and n.into is not None}
+    views = dict(pair for node in nodes for pair in views_made(node))
+    dense = read_outside_torch(program)
+    model = _Model(program, segments, sizes, rank, rates, dense, arriving, views)
     return schedule(_actions(model, rank, transmissions))
 
 
@@ -170,16 +170,18 @@ def _computation(
 class _Model:
     """What nodes take on one rank: seconds, bytes, operations.
 
-    `dense`: names that are read elsewhere than in torch's operations. `first_terms`: what arrives
-    in the sum to which it is added, in its first iteration.
+    `dense`: names that are read elsewhere than in torch's operations. `arriving`: what brings the
+    results that may arrive where they are wanted, by name. `views`: what each view is of.
     """
 
     program: HostProgram
     segments: Segments
     sizes: Sizes
+    rank: int
     rates: DeviceRates
     dense: Collection[str]
-    first_terms: Mapping[TensorName, TensorName]
+    arriving: Mapping[TensorName, Communicate]
+    views: Mapping[TensorName, TensorName]
 
     def launch(self, node: Launch) -> tuple[float, int, int]:
         """One pass over the buffers; what lies between the expressions stays in registers."""
@@ -223,10 +225,22 @@ class _Model:
         return self.rates.operation + amount / self.rates.memory_bytes, amount, 0
 
     def _is_there(self, expr: Expr, node: Evaluate) -> bool:
-        """Whether a first term need not be copied."""
+        """Whether a first term, or what is fetched, need not be copied: it has arrived there, or
+        is the rank's own and a part of the same memory."""
         if not isinstance(expr, Set) or node.into is None or node.adds(self.sizes):
             return False
-        return self.first_terms.get(expr.src) == node.into
+        brought = self.arriving.get(expr.src)
+        if brought is None or brought.into != node.into or not brought.arrives_there(self.sizes):
+            return False
+        if not is_own(brought, self.rank, self.sizes):
+            return True
+        return self._memory(brought.src) == self._memory(node.into)
+
+    def _memory(self, name: TensorName) -> TensorName:
+        """What a name is a view of, else the name itself."""
+        while name in self.views:
+            name = self.views[name]
+        return name
 
     def _makes_view(self, expr: Expr) -> bool:
         if not isinstance(expr, Broadcast | Expand | Permute | Reshape | Squeeze):

@@ -79,7 +79,7 @@ def find_delivery(node: Allocate, program: HostProgram) -> Communicate | None:
 @frozen_dataclass
 class TransferStep(Step):
     """`stride`: by how many numbers iterations are apart. `into`: the slot that takes the place of
-    `out` in the first iteration of the loop `sum_over`."""
+    `out`, in the first iteration of the loop `sum_over` if there is one."""
 
     transfer: BoundTransfer
     src: int
@@ -97,7 +97,7 @@ class TransferStep(Step):
         yield Bound.asking(self._asked(sizes), self.traced)
 
     def _asked(self, sizes: Sizes) -> PostTransfer:
-        is_first = self.sum_over is not None and sizes.symbols[self.sum_over] == 0
+        is_first = self.sum_over is None or sizes.symbols[self.sum_over] == 0
         number = self.transfer.number + sizes.iteration * self.stride
         transfer = replace(self.transfer.at(sizes.symbols), number=number)
         return PostTransfer(transfer, self.src, self.out, self.into if is_first else None)

@@ -139,7 +139,7 @@ class _Unrolling:
         there."""
         match node:
             case Communicate(number=number):
-                into = node.into if node.is_first_term(there.indices) else None
+                into = node.into if node.arrives_there(there.indices) else None
                 number += there.iteration * self.stride
                 return replace(node, number=number, into=into, sum_over=None)
             case Wait(number=number):
