@@ -174,12 +174,12 @@ def _written_together(
     inside = {name for node in all_nodes(loop.body) for name in names_defined(node)}
     written: dict[Name, None] = {}
     shared: dict[Name, frozenset[str]] = {}
-    for node in all_nodes(loop.body):
+    for node, when in _nodes_with_counts(loop.body):
         if isinstance(node, ForLoop | Chunk | View | Free):
             continue
         for name in names_needed(node):
             line = _line(name, sources)
-            by = loop.indices & {index for view in line for index in chosen.get(view, ())}
+            by = loop.indices & when.union(*(chosen.get(view, ()) for view in line))
             shared[line[-1]] = shared.get(line[-1], by) & by
         for name in names_written(node, kernels):
             written[_line(name, sources)[-1]] = None
@@ -188,6 +188,18 @@ def _written_together(
         for name in written
         if name not in inside and shared.get(name, loop.indices) != loop.indices
     }
+
+
+def _nodes_with_counts(
+    body: Sequence[Node], when: frozenset[str] = frozenset()
+) -> Iterator[tuple[Node, frozenset[str]]]:
+    """All nodes, each with the symbols that say how often it runs: of iterations around it, one may
+    be the only one in which it does."""
+    for node in body:
+        yield node, when
+        if isinstance(node, ForLoop):
+            named = when | {found.name for found in free_symbols(node.count)}
+            yield from _nodes_with_counts(node.body, named)
 
 
 def _memory_touched(loop: _Iterations, node: Node) -> set[Name]:
