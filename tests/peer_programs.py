@@ -98,3 +98,49 @@ def pipelined_mlp(d: int, rows: int, wide: int) -> FusionDefinition:
         fd.add_output(y)
 
     return define(build)
+
+
+def multiply_then_sum(
+    d: int, rows: int, k: int, *, epilogue: bool = False, dtype: DataType = DataType.Float
+) -> FusionDefinition:
+    """x [rows, k] @ w [3, k] transposed, k in blocks; all ranks want all of it. The epilogue is a
+    bias, an activation and a cast."""
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([rows, k], contiguity=True, dtype=dtype)
+        w = fd.define_tensor([3, k], contiguity=True, dtype=dtype)
+        replicated = []
+        if epilogue:
+            b = fd.define_tensor([3], contiguity=True, dtype=dtype)
+            replicated += [b, fd.ops.linear(x, w, b)]
+            replicated.append(fd.ops.relu(replicated[-1]))
+            replicated.append(fd.ops.cast(replicated[-1], DataType.Half))
+        else:
+            replicated.append(fd.ops.linear(x, w))
+        place(mesh, {1: X}, x, w)
+        place(mesh, {}, *replicated)
+        fd.add_output(replicated[-1])
+
+    return define(build)
+
+
+def tensor_parallel_mlp(d: int, rows: int, wide: int) -> FusionDefinition:
+    """Megatron's pair: relu(x @ v [wide, 4] transposed) @ w [4, wide] transposed, and a bias; what
+    is between is in blocks of columns, x and the result on every rank."""
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([rows, 4], contiguity=True)
+        v = fd.define_tensor([wide, 4], contiguity=True)
+        w = fd.define_tensor([4, wide], contiguity=True)
+        b = fd.define_tensor([4], contiguity=True)
+        product = fd.ops.linear(x, v)
+        hidden = fd.ops.relu(product)
+        y = fd.ops.linear(hidden, w, b)
+        place(mesh, {0: X}, v)
+        place(mesh, {1: X}, w, product, hidden)
+        place(mesh, {}, x, b, y)
+        fd.add_output(y)
+
+    return define(build)

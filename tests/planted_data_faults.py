@@ -161,8 +161,11 @@ DATA_PLANTERS: Mapping[str, LoopPlanter] = {
 
 
 def _loops_of_any_count(program: HostProgram) -> Iterator[tuple[Path, ForLoop, list[Symbol]]]:
-    for path, loop in _loops(program):
-        sizes = sorted(free_symbols(loop.count), key=lambda symbol: symbol.name)
+    loops = list(_loops(program))
+    indices = {loop.index for _, loop in loops}
+    for path, loop in loops:
+        named = sorted(free_symbols(loop.count), key=lambda symbol: symbol.name)
+        sizes = [symbol for symbol in named if symbol.name not in indices]
         if sizes:
             yield path, loop, sizes
 

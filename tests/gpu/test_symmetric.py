@@ -14,8 +14,13 @@ from gpu_run import gpu_of, on_gpus
 from meshfuse.base.errors import Unsupported, UserError
 from meshfuse.dist.communicator import Communicator
 from meshfuse.host.replays import Replay
-from meshfuse.multidevice import DeviceMesh, symmetric_empty
-from peer_programs import gather_then_multiply, multiply_then_scatter, pipelined_mlp
+from meshfuse.multidevice import DeviceMesh, Overlap, symmetric_empty
+from peer_programs import (
+    gather_then_multiply,
+    multiply_then_scatter,
+    multiply_then_sum,
+    pipelined_mlp,
+)
 from sharded_runs import integers
 
 DEADLINE = 150
@@ -62,6 +67,13 @@ def pipelines(rank: int, ranks: int) -> str:
     for _ in range(6):
         (found,) = fd.execute([block(x, rank, d), block(v, rank, d, axis=1), block(w, rank, d)])
         assert torch.equal(found, block((x @ v).relu() @ w, rank, d))
+    x, w = integers(8 * d, 4 * d), integers(3, 4 * d)
+    for pieces in (1, 2, 4):
+        fd = multiply_then_sum(d, 8 * d, 4 * d)
+        for _ in range(6):
+            own = [block(x, rank, d, axis=1), block(w, rank, d, axis=1)]
+            (found,) = fd.execute(own, overlap=Overlap.peers(pieces))
+            assert torch.equal(found, (x @ w.T).cuda())
     group = Communicator.instance().group(tuple(range(d)), "cuda", "a test")
     assert group.transport is not None
     return "done"

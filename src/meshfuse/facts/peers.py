@@ -74,6 +74,26 @@ def delivered_stream(program: Program, expr: Expr) -> Stream | str | None:
     return replace(stream, is_reduced=True)
 
 
+def delivers(program: Program, expr: Expr) -> bool:
+    """Whether iterations deliver the terms of a reduce-scatter: those of its own loop, or of one
+    inside of its loops."""
+    return isinstance(delivered_stream(program, expr), Stream) or delivers_inside(program, expr)
+
+
+def delivers_inside(program: Program, expr: Expr) -> bool:
+    """Whether a reduce-scatter is in loops, inside of which one delivers its terms: they are made
+    in a loop that is rotated along the axis that is scattered, as no other is."""
+    if not isinstance(expr, ReduceScatter) or not stream_leaves(program, expr.out):
+        return False
+    axis = _axis_name(program, expr.src, expr.axis)
+    return any(
+        stream.axis == axis
+        and stream.rotation is not None
+        and stream.rotation.mesh_axis == expr.mesh_axis
+        for stream in streams_of(program, expr.src)
+    )
+
+
 def _is_inside_fetch(program: Program, expr: AllGather) -> bool:
     """Whether a loop of the result is one that fetches."""
     return any(is_fetched(program, expr, stream) for stream in streams_of(program, expr.out))
@@ -87,19 +107,22 @@ def _is_by_rank(
     axis: int,
     stream: Stream,
 ) -> bool:
-    """Whether the k-th chunk of `whole` is what the k-th rank along `mesh_axis` has in `part`."""
+    """Whether the k-th chunk of `whole` is what the k-th rank along `mesh_axis` has in `part`; of
+    chunks in a chunk of loops around, what it has of that."""
     mesh, span = program.schedule(whole).mesh, stream.span
     if mesh is None or const_value(span.count) != mesh.axis_size(mesh_axis):
         return False
     cut = cut_axis(program, whole, stream.axis, span)
     inner = None if cut is None else quotient_if_exact(cut.size, local_extent(cut.below))
-    if cut is None or inner is None or span.around is not const(1):
+    if cut is None or inner is None:
         return False
     digits = sharding_of(program, part).axes[axis]
     above = tuple(digits_above(digits, mesh_axis))
-    if above != cut.above:
+    around = () if span.around is const(1) else (Digit(span.around),)
+    if above != (*cut.above, *around):
         return False  # a rank has pieces of many chunks
-    held, extent = (*above, *digits[len(above) + 1 :]), cut.size * cut.ranks_below * cut.blocks
+    held = (*cut.above, *digits[len(above) + 1 :])
+    extent = cut.size * cut.ranks_below * cut.blocks
     chunk = (*cut.above, Digit(inner), *cut.below)
     return canonical(held, extent, mesh) == canonical(chunk, extent, mesh)
 

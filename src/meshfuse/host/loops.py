@@ -8,6 +8,7 @@ from typing import final
 
 from meshfuse.expr import Symbol, free_symbols
 from meshfuse.facts.facts import tensor_outputs
+from meshfuse.facts.peers import delivers_inside
 from meshfuse.facts.shared_loops import continues_loop, loops_of
 from meshfuse.facts.streams import has_streams, loop_index
 from meshfuse.ir.axes import TensorName
@@ -112,6 +113,7 @@ def _loop(work: _Forming, group: Sequence[Segment]) -> Loop:
     exprs = [expr for part in group for expr in _tensor_exprs(part.program)]
     stream = loops_of(work.program, exprs[0])[0]
     index, work.taken = _fresh_index(work.taken, work.program, exprs)
+    work.kept |= _summed_inside(work.program, exprs)
     chunked = chunk_exprs(work.program, exprs, index, work.kept)
     work.kept |= {*chunked.kept, *chunked.sums, *chunked.wholes}
     work.program = _in_place(chunked, exprs)
@@ -121,6 +123,12 @@ def _loop(work: _Forming, group: Sequence[Segment]) -> Loop:
     body = tuple(_form(work, parts))
     made, wholes = tuple(chunked.made), chunked.wholes
     return Loop(index, stream.span.count, slices, made, sums, wholes, body)
+
+
+def _summed_inside(program: Program, exprs: Sequence[Expr]) -> set[TensorName]:
+    """What loops inside add up of what they are delivered. It exists outside of all of them, so
+    that their iterations can be in one row."""
+    return {TensorName(expr.outs[0]) for expr in exprs if delivers_inside(program, expr)}
 
 
 def _in_place(chunked: Chunked, exprs: Sequence[Expr]) -> Program:

@@ -38,6 +38,7 @@ from meshfuse.host.sizes import (
     size_symbols,
 )
 from meshfuse.host.streams import with_streams
+from meshfuse.host.sums_in_results import with_sums_in_results
 from meshfuse.host.symbols import Coordinate
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
@@ -111,7 +112,7 @@ def lower_to_host(
             *coverage_demands(whole),
             *divisibility_demands(whole),
         ),
-        buffers=buffers,
+        buffers=_used(buffers, fusion.inputs, steps[-1].body),
         kernels=launched,
         body=steps[-1].body,
         coordinates=tuple(coordinates),
@@ -130,6 +131,7 @@ def _passes(
     """In order. `kept`: inputs, outputs and scalars; `symbols`: names that are taken."""
     return {
         "nests": with_nests,
+        "sums_in_results": lambda body: with_sums_in_results(body, buffers),
         "early_posts": lambda body: with_early_posts(body, kernels),
         "reductions_in_place": lambda body: with_reductions_in_place(body, buffers, kept),
         "waits": with_waits,
@@ -225,6 +227,16 @@ def _buffers(program: Program, body: Sequence[Node]) -> dict[TensorName, HostBuf
             is_view = found.gaps and not name.endswith(MADE)
             buffers[TensorName(name)] = replace(found, name=TensorName(name), gaps=is_view)
     return buffers
+
+
+def _used(
+    buffers: Mapping[TensorName, HostBuffer], inputs: Iterable[str], body: Sequence[Node]
+) -> dict[TensorName, HostBuffer]:
+    """Without those that passes have found another place for."""
+    names: set[str] = set(inputs)
+    for node in all_nodes(body):
+        names.update((*names_needed(node), *names_defined(node)))
+    return {name: buffer for name, buffer in buffers.items() if name in names}
 
 
 def _memory_root(facts: Facts, tensor: TensorName) -> TensorName:

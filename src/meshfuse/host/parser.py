@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from meshfuse.base.dtypes import DataType
 from meshfuse.base.text import TextError
+from meshfuse.expr import IntExpr, Symbol, const, free_symbols, substitute
 from meshfuse.facts.holdings import coordinate_symbol
 from meshfuse.facts.streams import loop_index
 from meshfuse.host.nodes import (
@@ -56,7 +58,8 @@ def parse_host_program(text: str) -> HostProgram:
     loops = [line for line in all_nodes(_nodes_of(statement)) if isinstance(line, ForLoop)]
     if ranks or loops:  # the ranges of their symbols simplify sizes
         places = {str(r.symbol): coordinate_symbol(r.mesh, r.mesh_axis) for r in ranks}
-        places.update({str(loop.index): loop_index(loop.index, loop.count) for loop in loops})
+        for loop in loops:
+            places[str(loop.index)] = loop_index(loop.index, _most_iterations(loop, places))
         statement = host_grammar(places).parse(host)
     inputs: list[TensorName | ScalarName] = []
     outputs: list[HostOutput] = []
@@ -99,6 +102,13 @@ def parse_host_program(text: str) -> HostProgram:
         tuple(coordinates),
         random,
     )
+
+
+def _most_iterations(loop: ForLoop, places: Mapping[str, Symbol]) -> IntExpr:
+    """The count of a loop; in an iteration that others choose, the largest."""
+    count = substitute(loop.count, dict(places.items()))
+    is_chosen = any(found.name in places for found in free_symbols(count))
+    return const(count.high) if is_chosen and count.high is not None else count
 
 
 def _nodes_of(statement: HostStatement) -> list[Node]:

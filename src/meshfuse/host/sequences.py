@@ -38,7 +38,7 @@ def sequences_of(
         nodes.setdefault(drawn, [])
     local = {coordinate.symbol for coordinate in program.coordinates}
     local.update(loop.index for loop in loops)
-    counts = {found.name for loop in loops for found in free_symbols(loop.count)}
+    counts = {found.name for loop in loops for found in free_symbols(loop.count)} - local
     found: list[CommunicationSequence] = []
     for team in sorted(nodes):
         entries = [_agreed_text(program, node) for node in nodes[team]]

@@ -11,12 +11,14 @@ from typing import final
 
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.trace import Note
-from meshfuse.expr import const_value
+from meshfuse.expr import const, const_value
+from meshfuse.expr.polynomial import quotient_if_exact
 from meshfuse.facts.axis_map import operand_axis_map
 from meshfuse.facts.digits import digits_above, is_one_block
 from meshfuse.facts.facts import Facts, facts_of, tensor_outputs
 from meshfuse.facts.holdings import is_even
 from meshfuse.facts.overlap_form import Overlap, Way
+from meshfuse.facts.peers import delivers
 from meshfuse.facts.sharding import local_extents, sharding_of
 from meshfuse.facts.shared_loops import loops_of
 from meshfuse.facts.streams import has_streams
@@ -27,16 +29,12 @@ from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.ops import Expr, Linear, MatMul
 from meshfuse.ir.printer import op_name, print_expr
 from meshfuse.ir.program import Program
-from meshfuse.ir.schedule import Merge, Schedule, Split, Swizzle1d
-from meshfuse.ir.transforms import split, swizzle1d
-from meshfuse.passes.propagate_streams import IN_LOOPS, on_stream, propagate_streams
+from meshfuse.passes.bound_loops import Reached, bind_loop, team_size
+from meshfuse.passes.propagate_streams import IN_LOOPS, propagate_streams
 
 STAGE = "overlap"
 BOUND = "overlapped"
 """Kind of the notes on communications that are in a loop."""
-
-Reached = AllGather | AllReduce | ReduceScatter
-"""Communications that a loop may hold."""
 
 
 def bind_overlap(program: Program, form: Overlap) -> tuple[Program, tuple[Note, ...]]:
@@ -118,12 +116,16 @@ class _Axis:
 def _axes_for(program: Program, communication: Reached, form: Overlap) -> Iterator[_Axis]:
     """Axes that a loop could be along, best first: from the outside.
 
-    Peers have blocks of the axis that is gathered or scattered. Chunks are of any axis; of that one
-    a chunk is a piece of each rank's block, of others what all ranks have alike.
+    Peers have blocks of the axis that is gathered or scattered, or of any one of what all of them
+    sum. Chunks are of any axis; of that one a chunk is a piece of each rank's block, of others what
+    all ranks have alike.
     """
+    is_by_peers = form.way is Way.peers
+    if is_by_peers and isinstance(communication, AllReduce):
+        yield from _axes_to_halve(program, communication, form)
+        return
     moved = None if isinstance(communication, AllReduce) else communication.axis
     scatters = isinstance(communication, ReduceScatter)
-    is_by_peers = form.way is Way.peers
     tensor = communication.src if scatters and is_by_peers else communication.out
     extents = local_extents(program, tensor)
     part = communication.out if scatters else communication.src
@@ -136,6 +138,22 @@ def _axes_for(program: Program, communication: Reached, form: Overlap) -> Iterat
         if is_moved and not is_by_peers and not isinstance(communication, AllReduce):
             against = _reason_against_pieces(program, part, place, communication.mesh_axis)
         yield _Axis(tensor, axis.name, held, against)
+
+
+def _axes_to_halve(program: Program, reduce: AllReduce, form: Overlap) -> Iterator[_Axis]:
+    """Axes of which each rank could sum a block, or one of each piece, and fetch the others'."""
+    ranks, against = team_size(program, reduce.out, reduce.mesh_axis), None
+    if reduce.function != "sum":
+        against = f"peers deliver terms to be added, not for {reduce.function}"
+    extents = local_extents(program, reduce.out)
+    for axis, extent in zip(program.tensor(reduce.out).tensor_axes, extents, strict=True):
+        held, unequal = const_value(extent), None
+        if form.count > 1 and quotient_if_exact(extent, const(ranks * form.count)) is None:
+            blocks = f"{form.count} pieces with a block for each of {ranks} ranks"
+            unequal = f"axis {axis.name} of {reduce.out} has no {blocks}, all of one size"
+        if axis.kind is AxisKind.iteration:
+            part = None if held is None else held // ranks
+            yield _Axis(reduce.out, axis.name, part, against or unequal)
 
 
 def _reason_against_pieces(
@@ -274,75 +292,31 @@ def _in_loops(
 
 
 def _is_in_loop(program: Program, binding: _Binding) -> bool:
-    loops = [loops_of(program, each) for each in (binding.communication, binding.contraction)]
-    return all(loops) and len({(found[0].span.count, found[0].rotation) for found in loops}) == 1
+    held = _communications_of(program, binding)
+    loops = [loops_of(program, each) for each in (*held, binding.contraction)]
+    if not all(loops) or len({found[0].span.count for found in loops}) > 1:
+        return False
+    if len(held) == 1:
+        return len({found[0].rotation for found in loops}) == 1
+    return delivers(program, held[0])
+
+
+def _communications_of(program: Program, binding: _Binding) -> tuple[Communication, ...]:
+    """What a binding holds: a communication, or the two halves that are in its place."""
+    definitions = facts_of(program).definitions
+    found = definitions[binding.communication.out]
+    if type(found) is type(binding.communication):
+        return (binding.communication,)
+    assert isinstance(found, AllGather)
+    scatter = definitions[found.src]
+    assert isinstance(scatter, ReduceScatter)
+    return scatter, found
 
 
 def _bind_all(program: Program, bindings: Sequence[_Binding], form: Overlap) -> Program:
     for binding in bindings:
-        program = _bind(program, binding, form)
+        program = bind_loop(program, binding.communication, binding.tensor, binding.axis, form)
     return program
-
-
-def _bind(program: Program, binding: _Binding, form: Overlap) -> Program:
-    """Split the axis and bind.
-
-    [n] -> [4 on the stream, n/4], or of what is gathered [d, 4 on the stream, n/d/4];
-    [n] -> [d on the stream, n/d] for peers
-    """
-    tensor, communication = binding.tensor, binding.communication
-    place = _leaf_of(program.schedule(tensor), binding.axis)
-    if place is None:
-        return program
-    if form.way is Way.chunks:
-        if isinstance(communication, AllGather) and _is_moved(program, binding):
-            ranks = _team_size(program, tensor, communication.mesh_axis)
-            program = split(program, tensor, place, ranks, inner_split=False)
-            place += 1
-        program = split(program, tensor, place, form.count, inner_split=False)
-        return on_stream(program, tensor, place)
-    assert not isinstance(communication, AllReduce)
-    ranks = _team_size(program, tensor, communication.mesh_axis)
-    program = split(program, tensor, place, ranks, inner_split=False)
-    if form.count > 1:
-        program = split(program, tensor, place + 1, form.count, inner_split=False)
-    own_last = isinstance(communication, ReduceScatter)
-    program = swizzle1d(program, tensor, place, communication.mesh_axis, int(own_last))
-    program = on_stream(program, tensor, place)
-    return program if form.count == 1 else on_stream(program, tensor, place + 1)
-
-
-def _is_moved(program: Program, binding: _Binding) -> bool:
-    """Whether the loop is along the axis that is gathered."""
-    gather = binding.communication
-    axes = program.tensor(gather.out).tensor_axes
-    return isinstance(gather, AllGather) and axes[gather.axis].name == binding.axis
-
-
-def _team_size(program: Program, tensor: TensorName, mesh_axis: ParallelType) -> int:
-    mesh = program.schedule(tensor).mesh
-    assert mesh is not None
-    return mesh.axis_size(mesh_axis)
-
-
-def _leaf_of(schedule: Schedule, axis: AxisName) -> int | None:
-    """The place of the outermost leaf of an axis that no mesh axis has; None if something has."""
-    below = [axis]
-    for step in schedule.steps:
-        match step:
-            case Split(source, outer, inner) if source in below:
-                place = below.index(source)
-                below[place : place + 1] = [outer, inner]
-            case Merge(outer, inner) if outer in below or inner in below:
-                return None
-            case Swizzle1d(source) if source in below:
-                return None
-            case _:
-                pass
-    for leaf in below:
-        if not schedule.binding(leaf).is_mesh:
-            return None if leaf in schedule.bindings else schedule.leaves.index(leaf)
-    return None
 
 
 def _note_bound(binding: _Binding, form: Overlap) -> Note:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from meshfuse.base.dtypes import ITEM_BYTES, DataType, is_floating
 from meshfuse.base.trace import Note
-from meshfuse.facts.peers import delivered_stream
-from meshfuse.facts.streams import Stream, stream_leaves
+from meshfuse.facts.peers import delivers
+from meshfuse.facts.streams import stream_leaves
 from meshfuse.ir.comm import ReduceScatter
 from meshfuse.ir.program import Program
 from meshfuse.passes.propagate_streams import unbind_stream
@@ -33,7 +33,7 @@ def _deliver_nothing(program: Program, most_bytes: int) -> tuple[Program, tuple[
         if not isinstance(expr, ReduceScatter):
             continue
         dtype = program.tensor(expr.src).dtype
-        if isinstance(delivered_stream(program, expr), Stream) and _is_meant(dtype, most_bytes):
+        if delivers(program, expr) and _is_meant(dtype, most_bytes):
             for leaf in stream_leaves(program, expr.src):
                 program = unbind_stream(program, expr.src, leaf)
             reason = "it is made as a whole: its terms are to be added in the order of the team"

@@ -35,7 +35,12 @@ from meshfuse.ir.axes import TensorName
 from meshfuse.pipeline import compile, outline_program
 from meshfuse.runtime.arguments import signature_of
 from meshfuse.runtime.torch_types import to_torch_dtype
-from peer_programs import gather_then_multiply, multiply_then_scatter, pipelined_mlp
+from peer_programs import (
+    gather_then_multiply,
+    multiply_then_scatter,
+    multiply_then_sum,
+    pipelined_mlp,
+)
 from planted_data_faults import DATA_PLANTERS, SIZE_PLANTERS
 from planted_in_loops import count_found
 from sharded_runs import mesh_of
@@ -77,6 +82,8 @@ PROGRAMS: dict[str, tuple[Callable[[], FusionDefinition], Overlap]] = {
     "delivered_uneven": (lambda: multiply_then_scatter(3, 7, 7), PLAIN),
     "pipelined": (lambda: pipelined_mlp(4, 8, 8), PLAIN),
     "pipelined_uneven": (lambda: pipelined_mlp(3, 7, 8), PLAIN),
+    "summed": (lambda: multiply_then_sum(3, 7, 6, epilogue=True), Overlap.peers()),
+    "summed_in_pieces": (lambda: multiply_then_sum(3, 12, 6), Overlap.peers(2)),
     "gathered_in_pieces": (lambda: product("gather", 2, 10, 5), PLAIN),
     "activated_in_pieces": (lambda: product("gather", 3, 6, 3, activated=True), PLAIN),
     "scattered_in_pieces": (lambda: product("scatter", 3, 8, 4), PLAIN),

@@ -26,7 +26,12 @@ from meshfuse.host.symbols import Covers, Divides
 from meshfuse.host.unroll import unrolled
 from meshfuse.ir.axes import TensorName
 from meshfuse.pipeline import outline_program
-from peer_programs import gather_then_multiply, multiply_then_scatter, pipelined_mlp
+from peer_programs import (
+    gather_then_multiply,
+    multiply_then_scatter,
+    multiply_then_sum,
+    pipelined_mlp,
+)
 from planted_faults import PLANTERS, ranks_of
 from planted_in_loops import count_found
 from planted_stream_faults import LOOP_PLANTERS, SOUND_CHANGES
@@ -54,6 +59,8 @@ PROGRAMS: dict[str, Callable[[], HostProgram]] = {
     "fetched_in_order": lambda: outlined(gather_then_multiply(3, 6, rotated=False), 2),
     "delivered": lambda: outlined(multiply_then_scatter(3, 6, 6), 2),
     "pipelined": lambda: outlined(pipelined_mlp(4, 8, 8)),
+    "summed": lambda: outlined(multiply_then_sum(3, 6, 6, epilogue=True), 2, Overlap.peers()),
+    "summed_in_pieces": lambda: outlined(multiply_then_sum(2, 16, 4), 4, Overlap.peers(4)),
     "gathered_in_pieces": lambda: outlined(product("gather", 2, 10, 5), 2),
     "activated_in_pieces": lambda: outlined(product("gather", 3, 6, 3, activated=True), 2),
     "scattered_in_pieces": lambda: outlined(product("scatter", 3, 7, 4), 4),
