@@ -30,6 +30,8 @@ LARGEST_RATIO = 1.02
 """Goal for the bound of auto by plain, where auto is not plain."""
 HOST_GOAL = 10.0
 """Microseconds that a plain call may cost more than torch's."""
+HOST_ROW = 20
+"""Calls in a row by which it is measured: as in a loop of a program, not as the first one of it."""
 ROW_OF_CALLS_MS = 6.0
 """What is timed at once is about this long, or two calls."""
 AUTO, PLAIN, TORCH = "auto", "plain", "torch"
@@ -75,7 +77,7 @@ def measure(job: Job, problem: Problem, rounds: int, settle: int) -> dict[str, A
     iterations = job.first(max(2, min(20, round(ROW_OF_CALLS_MS / max(estimate, 1e-3)))))
     times = race(job, calls, iterations=iterations, rounds=rounds, warm_up=1)
     host = host_microseconds(
-        job, {name: calls[name] for name in (PLAIN, TORCH)}, iterations=5, rounds=rounds
+        job, {name: calls[name] for name in (PLAIN, TORCH)}, iterations=HOST_ROW, rounds=rounds
     )
     return {
         "form": forms.chosen_form(fds[AUTO]),

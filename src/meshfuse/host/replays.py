@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Any, ClassVar, Final, final
+from weakref import WeakSet
 
 import torch
 
@@ -53,7 +54,7 @@ class Recorder:
     """The streams of a device on which the calls from one stream are recorded, and the graphs'
     memory. There is one for a device: graphs that share memory must not run at once."""
 
-    __slots__ = ("_device", "_first", "home", "memory", "stream", "workers")
+    __slots__ = ("_device", "_graphs", "_memory", "home", "stream", "workers")
 
     _found: ClassVar[dict[torch.device, Recorder]] = {}
     _lock: ClassVar[Lock] = Lock()
@@ -63,8 +64,8 @@ class Recorder:
         self.home = home
         self.stream = torch.cuda.Stream(device, priority=FIRST)
         self.workers = StreamPool(device, FIRST)
-        self.memory = torch.cuda.graph_pool_handle()
-        self._first: torch.cuda.CUDAGraph | None = None
+        self._memory: Any = None
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     @classmethod
     def of(cls, device: torch.device, home: int) -> Recorder:
@@ -74,15 +75,21 @@ class Recorder:
                 cls._found[device] = Recorder(device, home)
             return cls._found[device]
 
-    def keep(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Torch takes no memory for a graph of which all graphs are gone: the first one stays."""
-        self._first = self._first or graph
+    def memory(self) -> Any:
+        """That of the graphs that exist. When all are gone, it is too, and torch takes no other."""
+        if not self._graphs:
+            self._memory = torch.cuda.graph_pool_handle()
+        return self._memory
+
+    def add(self, graph: torch.cuda.CUDAGraph) -> None:
+        """A graph that was recorded to `memory`; for as long as it exists."""
+        self._graphs.add(graph)
 
     def leave_memory(self) -> None:
         """Behind a capture that has failed torch takes its memory for still being recorded to."""
         with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self._device.index, self.memory)
-        self.memory, self._first = torch.cuda.graph_pool_handle(), None
+            torch._C._cuda_endAllocateToPool(self._device.index, self._memory)
+        self._graphs.clear()
 
 
 @final
@@ -257,7 +264,7 @@ class Replays:
         streams = BoundStreams(self._device, recorder.workers)
         acts = tuple(self._bind(streams))
         with torch.cuda.stream(recorder.stream):
-            graph.capture_begin(pool=recorder.memory, capture_error_mode="thread_local")
+            graph.capture_begin(pool=recorder.memory(), capture_error_mode="thread_local")
             try:
                 with streams:
                     for act in acts:
@@ -273,7 +280,7 @@ class Replays:
             recorder.leave_memory()
             raise failure
         graph.instantiate()
-        recorder.keep(graph)
+        recorder.add(graph)
         return graph
 
     def _posted(self) -> tuple[tuple[Group, int, str], ...]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ class Cuda:
     fails: bool = False
     is_capturing: bool = False
     pools: Iterator[int] = field(default_factory=count)
+    used: list[int] = field(default_factory=list[int])
     left: list[int] = field(default_factory=list[int])
 
     def leave(self, device: int, pool: int) -> None:
@@ -39,15 +41,27 @@ class Cuda:
 
     def graph(self, keep_graph: bool) -> Any:
         assert keep_graph
-        return SimpleNamespace(
-            capture_begin=lambda pool, capture_error_mode: self.log.append("begin"),
-            capture_end=lambda: self.log.append("end"),
-            instantiate=lambda: None,
-        )
+        return Graph(self)
 
     def flagged(self, graph: Any, flags: list[Any]) -> Any:
         assert flags == [(64, 1)]
-        return SimpleNamespace(launch=lambda stream, values: self.log.append((stream, *values)))
+        return SimpleNamespace(
+            graph=graph, launch=lambda stream, values: self.log.append((stream, *values))
+        )
+
+
+@dataclass(eq=False)
+class Graph:
+    cuda: Cuda
+
+    def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+        self.cuda.log.append("begin")
+        self.cuda.used.append(pool)
+
+    def capture_end(self) -> None:
+        self.cuda.log.append("end")
+
+    def instantiate(self) -> None: ...
 
 
 @pytest.fixture
@@ -228,10 +242,23 @@ def test_what_cannot_be_recorded_is_made_and_said_once(cuda: Cuda) -> None:
     assert calls.transport is not None and calls.transport.cancelled == 1
     cuda.fails = False
     assert not calls.call()
-    assert cuda.left == [0] and Recorder.of(CUDA, 5).memory == 1
+    assert cuda.left == [0] and Recorder.of(CUDA, 5).memory() == 1
     assert str(calls.replays) == (
         "0 of 5 calls between peers were replayed as CUDA graphs; out of memory"
     )
+
+
+def test_graphs_share_memory_while_there_are_any(cuda: Cuda) -> None:
+    calls = Calls(cuda).settled()
+    assert calls.transport is not None
+    for slot in range(3):
+        calls.transport.slot = slot
+        assert calls.call()
+    assert cuda.used == [0, 0, 0]
+    del calls
+    gc.collect()
+    assert Calls(cuda).settled().call()
+    assert cuda.used[3:] == [1]
 
 
 def test_without_symmetric_memory_it_is_over_at_once(cuda: Cuda) -> None:
