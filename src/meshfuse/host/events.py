@@ -112,6 +112,10 @@ class ReserveSlot:
     def reserve(self, slots: list[Any]) -> Reserve:
         return Reserve(self.chunk, slots, self.slot)
 
+    def make(self, slots: list[Any]) -> None:
+        """Memory that no peer reaches."""
+        slots[self.slot] = self.chunk.ordinary()
+
 
 Asked = PostCollective | PostTransfer | ReserveSlot
 """What an action of a plan asks of the communicator, but for the tensors: those are in slots."""

@@ -14,7 +14,7 @@ from meshfuse.facts.holdings import shape_outside
 from meshfuse.host.actions import Action, Bound, Sizes, Slots, Step, Traced
 from meshfuse.host.nodes import Allocate, Free, Pick, View
 from meshfuse.host.steps import Binding, bind_collective, bind_step, place
-from meshfuse.host.transfer_step import ReserveStep, find_delivery
+from meshfuse.host.transfer_step import ReserveStep, bind_transfer, find_delivery
 from meshfuse.ir.axes import TensorName
 from meshfuse.runtime.allocate import allocator
 from meshfuse.runtime.torch_types import to_torch_dtype
@@ -58,7 +58,9 @@ def _(node: Allocate, binding: Binding) -> Step:
     dtype = to_torch_dtype(buffer.dtype)
     delivery = find_delivery(node, binding.program)
     if delivery is not None and binding.device.type == "cuda":
-        return ReserveStep.of(node, delivery, buffer, slot, binding.rank, dtype, binding.device)
+        out = binding.program.buffers[delivery.out]
+        transfer = bind_transfer(delivery, out, binding.rank, binding.loops)
+        return ReserveStep.of(node, transfer, buffer, slot, dtype, binding.device)
     received = tuple(
         bind_collective(found, binding.program.buffers[found.src], buffer, binding.rank)
         for found in binding.filling.get(node.buffer, ())

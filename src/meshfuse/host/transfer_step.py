@@ -23,10 +23,11 @@ from meshfuse.runtime.allocate import dense_strides
 @final
 @frozen_dataclass
 class ReserveStep(Step):
-    """Memory for what a rank delivers to its `team`. `extents`: the most bytes, then the shape."""
+    """Memory for what a rank delivers to its team by `transfer`. `extents`: the most bytes, then
+    the shape."""
 
     slot: int
-    team: tuple[int, ...]
+    transfer: BoundTransfer
     order: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
@@ -37,33 +38,34 @@ class ReserveStep(Step):
     @staticmethod
     def of(
         node: Allocate,
-        delivery: Communicate,
+        transfer: BoundTransfer,
         buffer: HostBuffer,
         slot: int,
-        rank: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> ReserveStep:
-        """Of a buffer that `delivery` sends."""
-        assert delivery.mesh_axis is not None
-        team = delivery.mesh.team(rank, delivery.mesh_axis)
+        """Of a buffer that `transfer` sends."""
         extents = (node.bytes, *buffer.shape)
-        order, cause = buffer.memory_order, delivery.cause
-        return ReserveStep(slot, team, order, dtype, device, cause, extents)
+        order, cause = buffer.memory_order, transfer.cause
+        return ReserveStep(slot, transfer, order, dtype, device, cause, extents)
 
     def bind(self, sizes: Sizes) -> Action:
-        return self._asked(sizes).reserve
+        return self._asked(sizes, self.transfer.at(sizes.symbols).team).reserve
 
     def expand(self, sizes: Sizes) -> Iterator[Bound]:
-        yield Bound.asking(self._asked(sizes), self.traced)
+        """What all ranks keep is read by no peer."""
+        sized = self.transfer.at(sizes.symbols)
+        asked = self._asked(sizes, sized.team)
+        if sized.transfer.moves:
+            yield Bound.asking(asked, self.traced)
+        else:
+            yield Bound(asked.make, self.traced)
 
-    def _asked(self, sizes: Sizes) -> ReserveSlot:
+    def _asked(self, sizes: Sizes, team: tuple[int, ...]) -> ReserveSlot:
         most_bytes, *found = sizes.values
         shape = tuple(found)
         strides = dense_strides(shape, self.order)
-        chunk = SharedChunk(
-            self.team, shape, strides, self.dtype, self.device, most_bytes, self.cause
-        )
+        chunk = SharedChunk(team, shape, strides, self.dtype, self.device, most_bytes, self.cause)
         return ReserveSlot(chunk, self.slot)
 
 
