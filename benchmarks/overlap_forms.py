@@ -10,6 +10,7 @@ import torch
 
 from meshfuse import FusionDefinition
 from meshfuse.cache import FusionCache
+from meshfuse.expr import const_value
 from meshfuse.host.nodes import Communicate, ForLoop, Node, all_nodes
 from meshfuse.multidevice import Overlap
 
@@ -42,7 +43,8 @@ def chosen_form(fd: FusionDefinition) -> str:
 
 
 def _names_of(body: Iterable[Node]) -> list[str]:
-    """Of the loops that communicate: the counts of a loop and of those in it are one name."""
+    """Of the loops that communicate: the counts of a loop and of those in it are one name, but for
+    one that only some iterations of another have."""
     return [name for name in map(_name_of, body) if name]
 
 
@@ -53,7 +55,8 @@ def _name_of(node: Node) -> str:
     kinds = {n.collective.value for n in all_nodes(node.body) if isinstance(n, Communicate)}
     if not kinds:
         return ""
-    counts = " x ".join(str(loop.count) for loop in loops)
+    known = [loop.count for loop in loops if const_value(loop.count) is not None]
+    counts = " x ".join(map(str, known))
     return f"peers[{counts}]" if kinds & {"fetch", "deliver"} else f"chunks[{counts}]"
 
 
