@@ -275,7 +275,8 @@ def test_notes_say_what_is_bound_and_explain_what_moves() -> None:
     simulate(fd, [integers(8, 4), integers(3, 4)], overlap=Overlap.peers(2))
     text = fd.explain()
     assert note in text
-    assert "0: deliver over mesh_x" in text and "1: fetch over mesh_x" in text
+    for what in ("0: deliver", "1: fetch"):
+        assert f"{what} over mesh_x of DeviceMesh{{0 1}}, 2 times\n" in text
 
 
 def test_peers_are_among_the_candidates() -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from meshfuse.api.overlap_choice import OverlapChoice, choice_lines
 from meshfuse.base.trace import Note
+from meshfuse.expr import IntExpr, free_symbols
 from meshfuse.expr.nodes import Symbol
 from meshfuse.facts.sharding import Sharding, describe, describe_axes, sharding_of
-from meshfuse.host.nodes import Communicate, HostProgram, all_nodes, loop_around
+from meshfuse.host.nodes import Communicate, ForLoop, HostProgram, all_nodes, loop_around
 from meshfuse.host.printer import print_host_program
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.mesh import DeviceMesh
@@ -184,7 +185,7 @@ def _describe_communications(host: HostProgram, reasons: dict[int, Note]) -> lis
         have, want = host.buffers[node.src].sharding, host.buffers[node.out].sharding
         assert have is not None and want is not None
         loop = loop_around(host.body, node)
-        times, in_all = ("", "") if loop is None else (f", {loop.count} times", " in all")
+        times, in_all = ("", "") if loop is None else (f", {_times(loop)} times", " in all")
         received = f"; each rank receives {note.bytes}{in_all}" if note and note.bytes else ""
         lines += [
             f"{node.number}: {node.collective.value} {_between(node)}{times}",
@@ -195,6 +196,12 @@ def _describe_communications(host: HostProgram, reasons: dict[int, Note]) -> lis
         ]
         lines += [f"   why   {note.reason}"] if note else []
     return lines or ["none: every rank has what it needs"]
+
+
+def _times(loop: ForLoop) -> IntExpr | int:
+    """How often a loop runs; of one that iterations around it choose, in the one that has most."""
+    chosen = [found.high is not None for found in free_symbols(loop.count)]
+    return loop.count.high if chosen and all(chosen) and loop.count.high else loop.count
 
 
 def _between(node: Communicate) -> str:
