@@ -17,90 +17,39 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from threading import Lock
-from typing import Any, ClassVar, Final, final
-from weakref import WeakSet
+from dataclasses import dataclass
+from typing import Any, Final, final
 
 import torch
 
 from meshfuse.base.bounded import BoundedTable
-from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.direct import DirectTransfer
 from meshfuse.dist.graph_flags import FlaggedGraph
 from meshfuse.dist.groups import Group
 from meshfuse.dist.symmetric import SymmetricTransport, TransferRecord
 from meshfuse.host.actions import Slots
-from meshfuse.host.cuda_streams import BoundStreams, StreamPool
+from meshfuse.host.cuda_streams import BoundStreams
+from meshfuse.host.recorder import Recorder
 
 SIGHTINGS: Final = 2
 """Calls alike, after which one is recorded."""
-MOST_GRAPHS: Final = 128
-"""Of one plan. They are replaced when they have not been of use for long."""
-_LONG: Final = 16 * MOST_GRAPHS
-"""Calls without a use."""
 _MOST_SIGHTED: Final = 1024
-
-FIRST: Final = -5
-"""The priority of the stream whose work a GPU does first. In a graph all that depends on nothing is
-ready together, and nothing else tells which of two products a peer waits for."""
 
 Key = tuple[Any, ...]
 Act = Callable[[Slots], object]
 
 
 @final
-class Recorder:
-    """The streams of a device on which the calls from one stream are recorded, and the graphs'
-    memory. There is one for a device: graphs that share memory must not run at once."""
-
-    __slots__ = ("_device", "_graphs", "_memory", "home", "stream", "workers")
-
-    _found: ClassVar[dict[torch.device, Recorder]] = {}
-    _lock: ClassVar[Lock] = Lock()
-
-    def __init__(self, device: torch.device, home: int) -> None:
-        self._device = device
-        self.home = home
-        self.stream = torch.cuda.Stream(device, priority=FIRST)
-        self.workers = StreamPool(device, FIRST)
-        self._memory: Any = None
-        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
-
-    @classmethod
-    def of(cls, device: torch.device, home: int) -> Recorder:
-        """That of a device. If it is new, it is for calls from the stream with this handle."""
-        with cls._lock:
-            if device not in cls._found:
-                cls._found[device] = Recorder(device, home)
-            return cls._found[device]
-
-    def memory(self) -> Any:
-        """That of the graphs that exist. When all are gone, it is too, and torch takes no other."""
-        if not self._graphs:
-            self._memory = torch.cuda.graph_pool_handle()
-        return self._memory
-
-    def add(self, graph: torch.cuda.CUDAGraph) -> None:
-        """A graph that was recorded to `memory`; for as long as it exists."""
-        self._graphs.add(graph)
-
-    def leave_memory(self) -> None:
-        """Behind a capture that has failed torch takes its memory for still being recorded to."""
-        with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self._device.index, self._memory)
-        self._graphs.clear()
-
-
-@final
-@frozen_dataclass
+@dataclass(slots=True, eq=False)
 class Replay:
-    """A call that was recorded. `posted`: how many transfers each group counts, and the first."""
+    """A call that was recorded. `posted`: how many transfers each group counts, and the first.
+    `last_use`: by the recorder's clock."""
 
     graph: FlaggedGraph
     records: tuple[TransferRecord, ...]
     posted: tuple[tuple[Group, int, str], ...]
     device: torch.device
+    last_use: int = 0
 
     def run(self, stream: int) -> None:
         """The call, on the current stream, which has this handle. Raises CommunicationError for a
@@ -116,14 +65,15 @@ class Replays:
     """The calls of a plan that are replayed, and those seen so far. One call at a time."""
 
     __slots__ = (
+        "__weakref__",
         "_bind",
         "_calls",
         "_device",
         "_graphs",
         "_inputs",
-        "_last_use",
         "_outputs",
         "_reason",
+        "_recorder",
         "_replayed",
         "_sightings",
         "_transfers",
@@ -146,8 +96,8 @@ class Replays:
         self._inputs, self._outputs = range(inputs), tuple(outputs)
         self._transports: tuple[SymmetricTransport, ...] = ()
         self._sightings: BoundedTable[Key, int] = BoundedTable(_MOST_SIGHTED)
-        self._graphs: dict[Key, Replay] = {}
-        self._last_use: dict[Key, int] = {}
+        self._graphs: dict[Key, Replay] = {}  # the one that was used last is the last one
+        self._recorder: Recorder | None = None
         self._calls = self._replayed = 0
         self._reason = ""  # why no call is recorded any more
 
@@ -175,8 +125,7 @@ class Replays:
             replay = self._record_anew(key, slots, caller)
         if replay is None:
             return False
-        self._last_use[key] = self._calls
-        self._replayed += 1
+        self._use(key, replay)
         replay.run(caller.cuda_stream)
         return True
 
@@ -214,10 +163,28 @@ class Replays:
             self._sightings.put(lies, seen + 1)
         return seen == SIGHTINGS
 
+    def _use(self, key: Key, replay: Replay) -> None:
+        assert self._recorder is not None
+        self._replayed += 1
+        self._recorder.clock += 1
+        replay.last_use = self._recorder.clock
+        self._graphs[key] = self._graphs.pop(key)
+
+    @property
+    def oldest_use(self) -> int | None:
+        """See recorder.Owner."""
+        return next((replay.last_use for replay in self._graphs.values()), None)
+
+    def drop_unused(self, since: int) -> None:
+        """See recorder.Owner."""
+        for key in [key for key, replay in self._graphs.items() if replay.last_use < since]:
+            del self._graphs[key]
+
     def _record_anew(self, key: Key, slots: Slots, caller: torch.cuda.Stream) -> Replay | None:
         """A call, recorded; None if it cannot be."""
-        recorder = Recorder.of(self._device, caller.cuda_stream)
-        if recorder.home != caller.cuda_stream or not self._has_room():
+        recorder = self._recorder = Recorder.of(self._device, caller.cuda_stream)
+        recorder.owners.add(self)
+        if recorder.home != caller.cuda_stream or not recorder.has_room():
             return None
         self._drop_outdated(key)
         try:
@@ -234,16 +201,7 @@ class Replays:
         """Graphs of states that will not come again keep memory that peers no longer use."""
         windows = [state[0] for state in key[1:]]
         for other in [k for k in self._graphs if [state[0] for state in k[1:]] != windows]:
-            del self._graphs[other], self._last_use[other]
-
-    def _has_room(self) -> bool:
-        if len(self._graphs) < MOST_GRAPHS:
-            return True
-        oldest = min(self._last_use, key=self._last_use.__getitem__)
-        if self._calls - self._last_use[oldest] < _LONG:
-            return False
-        del self._graphs[oldest], self._last_use[oldest]
-        return True
+            del self._graphs[other]
 
     def _record(self, recorder: Recorder, slots: Slots) -> Replay:
         records = [transport.record() for transport in self._transports]

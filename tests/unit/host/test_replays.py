@@ -17,8 +17,9 @@ import torch
 
 from meshfuse.base.errors import CommunicationError
 from meshfuse.dist.direct import DirectTransfer
-from meshfuse.host import replays
-from meshfuse.host.replays import Recorder, Replays
+from meshfuse.host import recorder, replays
+from meshfuse.host.recorder import Recorder
+from meshfuse.host.replays import Replays
 
 CUDA = torch.device("cuda", 0)
 HOME, OTHER = (SimpleNamespace(cuda_stream=handle) for handle in (5, 6))
@@ -191,7 +192,7 @@ def test_graphs_end_with_the_memory_that_they_were_made_for(cuda: Cuda) -> None:
         assert calls.call()[:3] == RECORDED
     calls.transport.windows = 2
     assert calls.call()[:3] == RECORDED
-    assert len(calls.replays._graphs) == len(calls.replays._last_use) == 1
+    assert len(calls.replays._graphs) == 1
 
 
 def test_other_tensors_and_numbers_are_another_call(cuda: Cuda, monkeypatch: Any) -> None:
@@ -271,18 +272,24 @@ def test_without_symmetric_memory_it_is_over_at_once(cuda: Cuda) -> None:
 def test_graphs_make_room_when_they_were_of_no_use_for_long(
     cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replays, "MOST_GRAPHS", 2)
-    monkeypatch.setattr(replays, "_LONG", 20)
-    calls = Calls(cuda)
-    assert not calls.call()
+    """Those of all plans of a device together."""
+    monkeypatch.setattr(recorder, "MOST_GRAPHS", 3)
+    monkeypatch.setattr(recorder, "LONG", 20)
+    monkeypatch.setattr(recorder, "_PAUSE", 4)
+    first, second = Calls(cuda), Calls(cuda)
+    assert not first.call() and not second.call()
     tensors = [torch.zeros(2, 3) for _ in range(3)]
     for _ in range(replays.SIGHTINGS):
-        assert not any(calls.call(x) for x in tensors)
-    assert calls.call(tensors[0]) and calls.call(tensors[1]) and not calls.call(tensors[2])
-    for _ in range(20):
-        assert calls.call(tensors[1])[1:] == [(2, "fetch 1")]
-    assert calls.call(tensors[2])[:3] == RECORDED
-    assert not calls.call(tensors[0])
+        assert not any(calls.call(x) for x in tensors for calls in (first, second))
+    assert first.call(tensors[0]) and first.call(tensors[1]) and second.call(tensors[2])
+    for _ in range(8):
+        assert not second.call(tensors[0])
+        assert first.call(tensors[1])[1:] == [(2, "fetch 1")]
+    for _ in range(8):
+        second.call(tensors[0])
+        assert first.call(tensors[1])[1:] == [(2, "fetch 1")]
+    assert second.call(tensors[0])[1:] == [(2, "fetch 1")]
+    assert first.call(tensors[0])[:3] == RECORDED  # it had to go, as had the second's only one
 
 
 def test_errors_of_a_group_are_raised(cuda: Cuda) -> None:
