@@ -41,16 +41,21 @@ _Wanted: TypeAlias = tuple[TensorName, IndexName | None]
 """A place, and the loop over which what arrives is added up there."""
 
 
-def with_arrivals(body: Iterable[Node], buffers: Mapping[TensorName, HostBuffer]) -> Iterator[Node]:
+def with_arrivals(
+    body: Iterable[Node],
+    buffers: Mapping[TensorName, HostBuffer],
+    around: frozenset[IndexName] = frozenset(),
+) -> Iterator[Node]:
     """The last step: what a communication writes early is ordered by the sum's own events only from
-    the second iteration on."""
+    the second iteration on. `around`: the indices of loops around the body."""
     for node in body:
         match node:
             case ForLoop():
-                wanted = _wanted(node, buffers)
-                yield replace(node, body=tuple(_arriving(node.body, wanted, buffers)))
+                loops = around | {node.index}
+                wanted = _wanted(node, loops, buffers)
+                yield replace(node, body=tuple(_arriving(node.body, wanted, loops, buffers)))
             case OnStream():
-                yield replace(node, body=tuple(with_arrivals(node.body, buffers)))
+                yield replace(node, body=tuple(with_arrivals(node.body, buffers, around)))
             case _:
                 yield node
 
@@ -58,16 +63,18 @@ def with_arrivals(body: Iterable[Node], buffers: Mapping[TensorName, HostBuffer]
 def _arriving(
     body: Sequence[Node],
     wanted: Mapping[TensorName, _Wanted],
+    loops: frozenset[IndexName],
     buffers: Mapping[TensorName, HostBuffer],
 ) -> Iterator[Node]:
-    """The body of a loop; `wanted` has the places, by the names of what arrives."""
-    places = {place for place, sum_over in wanted.values() if sum_over is None}
+    """The body of the innermost of `loops`; `wanted` has the places, by the names of what
+    arrives."""
+    places = {place for place, _ in wanted.values()}
     chunks = {n.out: n for n in body if isinstance(n, Chunk) and n.out in places}
     named: set[TensorName] = set()
     for node in body:
         match node:
             case OnStream():
-                yield replace(node, body=tuple(_arriving(node.body, wanted, buffers)))
+                yield replace(node, body=tuple(_arriving(node.body, wanted, loops, buffers)))
             case Communicate() if node.is_transfer and node.out in wanted:
                 place, sum_over = wanted[node.out]
                 if place in chunks and place not in named:
@@ -78,12 +85,14 @@ def _arriving(
                 continue
             case _:
                 named.update([node.out] if isinstance(node, Chunk) else [])
-                yield from with_arrivals([node], buffers)
+                yield from with_arrivals([node], buffers, loops)
 
 
-def _wanted(loop: ForLoop, buffers: Mapping[TensorName, HostBuffer]) -> dict[TensorName, _Wanted]:
-    """Where what comes from peers is copied as it lies in memory, or added up over the loop, if
-    nobody else reads it."""
+def _wanted(
+    loop: ForLoop, loops: frozenset[IndexName], buffers: Mapping[TensorName, HostBuffer]
+) -> dict[TensorName, _Wanted]:
+    """Where what comes from peers is copied as it lies in memory, or added up over one of `loops`,
+    if nobody else reads it."""
     found: dict[TensorName, _Wanted] = {}
     nodes = list(nodes_in_row(loop.body))
     transfers = {n.out for n in nodes if isinstance(n, Communicate) and n.is_transfer}
@@ -92,7 +101,7 @@ def _wanted(loop: ForLoop, buffers: Mapping[TensorName, HostBuffer]) -> dict[Ten
             case Evaluate(into, (Set(_, term),), index) if into is not None and term in transfers:
                 readers = [other for other in nodes if term in _read(other)]
                 is_alike = buffers[term].lies_like(buffers[into])
-                if readers == [node] and is_alike and index in (None, loop.index):
+                if readers == [node] and is_alike and index in (None, *loops):
                     found[term] = into, index
             case _:
                 pass

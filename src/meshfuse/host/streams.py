@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count, dropwhile
+from itertools import count, dropwhile, takewhile
 from typing import Final, final
 
 from meshfuse.base.frozen import frozen_dataclass
-from meshfuse.expr import IntExpr, const, const_value, free_symbols, minimum, mod
+from meshfuse.expr import IntExpr, const, const_value, free_symbols, minimum, mod, mul
 from meshfuse.facts.streams import loop_index
 from meshfuse.host.nodes import (
     Chunk,
@@ -102,13 +102,18 @@ class _Iterations:
 
     def before(self, chosen: Collection[str]) -> IntExpr:
         """The number of the iteration before, of those with the same indices of outer loops that
-        are `chosen`; negative where there is none."""
+        are `chosen`, or of inner ones if it is no outer one; negative where there is none."""
         row: IntExpr = const(0)
         for loop in dropwhile(lambda loop: loop.index in chosen, self.loops):
             row = row * loop.count + loop_index(loop.index, loop.count)
         if row is self.number:
-            return self.number - 1
+            return self.number - self._inside(chosen)
         return self.number - 1 - self.count + self.count * minimum(row, 1)
+
+    def _inside(self, chosen: Collection[str]) -> IntExpr:
+        """How many iterations there are for one of a loop, inside of which all are `chosen`."""
+        inner = takewhile(lambda loop: loop.index in chosen, reversed(self.loops))
+        return mul(const(1), *(loop.count for loop in inner))
 
     def around(self, node: Node) -> ForLoop:
         """The loops with a node for the body."""
