@@ -100,6 +100,30 @@ def pipelined_mlp(d: int, rows: int, wide: int) -> FusionDefinition:
     return define(build)
 
 
+def scatter_pieces(d: int, rows: int, k: int, *, epilogue: bool = False) -> FusionDefinition:
+    """x [rows, k] @ w [3, k] transposed, k in blocks; each rank wants a block of rows, and nothing
+    says in which loops it is made. The epilogue is a bias, an activation and a cast."""
+    mesh = mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        x = fd.define_tensor([rows, k], contiguity=True)
+        w = fd.define_tensor([3, k], contiguity=True)
+        scattered = []
+        if epilogue:
+            b = fd.define_tensor([3], contiguity=True)
+            place(mesh, {}, b)
+            scattered.append(fd.ops.linear(x, w, b))
+            scattered.append(fd.ops.relu(scattered[-1]))
+            scattered.append(fd.ops.cast(scattered[-1], DataType.Half))
+        else:
+            scattered.append(fd.ops.linear(x, w))
+        place(mesh, {1: X}, x, w)
+        place(mesh, {0: X}, *scattered)
+        fd.add_output(scattered[-1])
+
+    return define(build)
+
+
 def multiply_then_sum(
     d: int, rows: int, k: int, *, epilogue: bool = False, dtype: DataType = DataType.Float
 ) -> FusionDefinition:

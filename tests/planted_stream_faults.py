@@ -169,7 +169,9 @@ def sum_is_marked_before_it_is_touched(program: HostProgram) -> Iterator[Planted
 def waits_for_its_own_mark(program: HostProgram) -> Iterator[PlantedInLoop]:
     for path, wait in _waits_on_streams(program):
         if free_symbols(wait.instance):
-            spoilt = changed(program, path, replace(wait, instance=wait.instance + 1))
+            row = body_at(program.body, path)
+            marks = [n for n in row if isinstance(n, Record) and n.event == wait.event]
+            spoilt = changed(program, path, replace(wait, instance=marks[0].instance))
             yield PlantedInLoop(frozenset({Kind.unrecorded_event}), spoilt)
 
 

@@ -9,7 +9,8 @@ from gloo_run import run_ranks
 from meshfuse import FusionDefinition
 from meshfuse.base.errors import CommunicationError
 from meshfuse.host.check import check_host_program
-from peer_programs import gather_then_multiply, multiply_then_scatter, pipelined_mlp
+from meshfuse.multidevice import Overlap
+from peer_programs import gather_then_multiply, multiply_then_scatter, pipelined_mlp, scatter_pieces
 from sharded_runs import integers, kinds
 
 ROWS, WIDE = 7, 36
@@ -53,6 +54,32 @@ def pipelines(rank: int, world_size: int) -> str:
     parts = [block(x, rank, d), block(v, rank, d, axis=1), block(w, rank, d)]
     run_twice(fd, parts, block((x @ v).relu() @ w, rank, d), "deliver")
     return "done"
+
+
+def pieces_of_blocks(rank: int, world_size: int) -> list[bool]:
+    """Of one size and not, with a bias, an activation and a cast behind them and without; twice on
+    4 streams and once on one."""
+    d, found = world_size, list[bool]()
+    for rows, pieces in ((4 * d, 2), (3 * d, 2), (6 * d, 3)):
+        x, w, b = integers(rows, 2 * d), integers(3, 2 * d), integers(3)
+        own = [block(x, rank, d, axis=1), block(w, rank, d, axis=1)]
+        for epilogue in (False, True):
+            wanted = (x @ w.T + b).relu().half() if epilogue else x @ w.T
+            fd = scatter_pieces(d, rows, 2 * d, epilogue=epilogue)
+            for streams in (4, 4, 1):
+                [value] = fd.execute(
+                    [*own, b] if epilogue else own,
+                    overlap=Overlap.peers(pieces),
+                    _enable_options=[f"number_of_streams({streams})"],
+                )
+                found.append(torch.equal(value, block(wanted, rank, d)))
+            found.append([kind for kind, _ in kinds(fd)] == ["deliver"])
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_pieces_are_delivered_between_processes(ranks: int) -> None:
+    assert run_ranks(pieces_of_blocks, ranks, deadline=100) == [[True] * 24] * ranks
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

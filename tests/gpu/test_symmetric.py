@@ -20,6 +20,7 @@ from peer_programs import (
     multiply_then_scatter,
     multiply_then_sum,
     pipelined_mlp,
+    scatter_pieces,
 )
 from sharded_runs import integers
 
@@ -70,10 +71,14 @@ def pipelines(rank: int, ranks: int) -> str:
     x, w = integers(8 * d, 4 * d), integers(3, 4 * d)
     for pieces in (1, 2, 4):
         fd = multiply_then_sum(d, 8 * d, 4 * d)
+        own = [block(x, rank, d, axis=1), block(w, rank, d, axis=1)]
         for _ in range(6):
-            own = [block(x, rank, d, axis=1), block(w, rank, d, axis=1)]
             (found,) = fd.execute(own, overlap=Overlap.peers(pieces))
             assert torch.equal(found, (x @ w.T).cuda())
+        fd = scatter_pieces(d, 8 * d, 4 * d)
+        for _ in range(6):
+            (found,) = fd.execute(own, overlap=Overlap.peers(pieces))
+            assert torch.equal(found, block(x @ w.T, rank, d))
     group = Communicator.instance().group(tuple(range(d)), "cuda", "a test")
     assert group.transport is not None
     return "done"

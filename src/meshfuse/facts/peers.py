@@ -5,6 +5,9 @@ T1 = all_gather(T0, mesh_x, 0), rows of T0 [3@mesh_x, 4], of T1 [3@stream, 4]
 
 T2 = reduce_scatter(T1, mesh_x, 0), rows of T1 [3@stream, 4] rotated, of T2 [3@mesh_x, 4]
 ->  T2_j0 = deliver(T1_j0, mesh_x, ..): chunk k is for rank k, which adds up what it gets
+
+The same, rows of T1 [3@stream, 2@stream, 2], of T2 [3@mesh_x, 2@stream, 2]
+->  T2_j0_j1 = deliver(T1_j0_j1, mesh_x, ..): each block in pieces
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from meshfuse.expr import IntExpr, const, const_value
 from meshfuse.expr.polynomial import quotient_if_exact
 from meshfuse.facts.digits import Digit, digits_above, local_extent
 from meshfuse.facts.sharding import canonical, sharding_of
-from meshfuse.facts.streams import Span, Stream, cut_axis, stream_leaves, streams_of
+from meshfuse.facts.streams import Rotation, Span, Stream, cut_axis, stream_leaves, streams_of
 from meshfuse.ir.axes import AxisName, TensorName
-from meshfuse.ir.comm import AllGather, Communication, Fetch, ReduceScatter
+from meshfuse.ir.comm import AllGather, Communication, Deliver, Fetch, ReduceScatter
 from meshfuse.ir.mesh import ParallelType
 from meshfuse.ir.ops import Expr
 from meshfuse.ir.program import Program
@@ -49,8 +52,18 @@ def span_read(program: Program, expr: Communication, stream: Stream) -> Span | N
         case Fetch(out, src, mesh_axis) if _is_cut_by(program, out, src, mesh_axis, stream):
             ranks = _ranks(program, src, mesh_axis)
             return replace(stream.span, blocks=stream.span.blocks * ranks)
+        case Deliver(out, src, mesh_axis) if _is_cut_by(program, out, out, mesh_axis, stream):
+            return _span_of_block(stream.span, _ranks(program, out, mesh_axis))
         case _:
             return stream.span
+
+
+def _span_of_block(span: Span, ranks: IntExpr) -> Span | None:
+    """The chunks of each rank's block, in one block; None if ranks have no block each."""
+    extent, blocks = (quotient_if_exact(whole, ranks) for whole in (span.extent, span.blocks))
+    if extent is None or blocks is None:
+        return None
+    return replace(span, extent=extent, blocks=blocks)
 
 
 def delivered_stream(program: Program, expr: Expr) -> Stream | str | None:
@@ -58,12 +71,13 @@ def delivered_stream(program: Program, expr: Expr) -> Stream | str | None:
     the loop of the result, which is a sum.
 
     None for another expression, and where the terms are not made in a loop over the axis that is
-    scattered; the reason where they are and cannot be delivered.
+    scattered; the reason where they are and cannot be delivered. Loops of the result are inside of
+    it: they make the terms in pieces.
     """
     if not isinstance(expr, ReduceScatter) or not stream_leaves(program, expr.src):
         return None
     stream, axis = streams_of(program, expr.src)[0], _axis_name(program, expr.src, expr.axis)
-    if stream.axis != axis or stream.is_reduced or stream_leaves(program, expr.out):
+    if stream.axis != axis or stream.is_reduced or not _has_loops_inside(program, expr, stream):
         return None
     if not _is_by_rank(program, expr.src, expr.out, expr.mesh_axis, expr.axis, stream):
         return "its chunks are not what ranks get"
@@ -72,6 +86,28 @@ def delivered_stream(program: Program, expr: Expr) -> Stream | str | None:
     if stream.rotation is None or stream.rotation.mesh_axis != expr.mesh_axis:
         return f"all ranks along {expr.mesh_axis} would send to one at a time; swizzle the loop"
     return replace(stream, is_reduced=True)
+
+
+def _has_loops_inside(program: Program, expr: ReduceScatter, stream: Stream) -> bool:
+    """Whether the loops of a reduce-scatter's result, if it has any, are those that its terms have
+    inside of the loop of `stream`: along the axis that is scattered, of each rank's block."""
+    wanted: list[tuple[int | None, Span, Rotation | None]] = []
+    for loop in streams_of(program, expr.out):
+        place, span = _place(program, expr.out, loop.axis), loop.span
+        if place == expr.axis and (block := _span_of_block(span, stream.span.count)) is not None:
+            span = replace(block, around=stream.span.count)
+        wanted.append((place, span, loop.rotation))
+    made = [
+        (_place(program, expr.src, own.axis), own.span, own.rotation)
+        for own in streams_of(program, expr.src)[1:]
+    ]
+    return not wanted or (wanted == made and all(place is not None for place, *_ in wanted))
+
+
+def _place(program: Program, tensor: TensorName, axis: AxisName) -> int | None:
+    """The number of a tensor axis; None for one that is reduced."""
+    names = [own.name for own in program.tensor(tensor).tensor_axes]
+    return names.index(axis) if axis in names else None
 
 
 def delivers(program: Program, expr: Expr) -> bool:
@@ -90,7 +126,7 @@ def delivers_inside(program: Program, expr: Expr) -> bool:
         stream.axis == axis
         and stream.rotation is not None
         and stream.rotation.mesh_axis == expr.mesh_axis
-        for stream in streams_of(program, expr.src)
+        for stream in streams_of(program, expr.src)[1:]
     )
 
 

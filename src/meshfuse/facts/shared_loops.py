@@ -9,19 +9,19 @@ from meshfuse.facts.facts import tensor_outputs
 from meshfuse.facts.peers import delivered_stream, span_read
 from meshfuse.facts.streams import Stream, streams_of
 from meshfuse.ir.axes import AxisName, TensorName
-from meshfuse.ir.comm import Communication
+from meshfuse.ir.comm import Communication, Deliver
 from meshfuse.ir.infer import is_tensor
 from meshfuse.ir.ops import Expr
 from meshfuse.ir.program import Program
 
 
 def loops_of(program: Program, expr: Expr) -> tuple[Stream, ...]:
-    """The host loops of an expression: those of its output, or the one whose chunks it delivers."""
+    """The host loops of an expression: those of its output, inside of the one whose chunks it
+    delivers."""
     delivered = delivered_stream(program, expr)
-    if isinstance(delivered, Stream):
-        return (delivered,)
     outs = tensor_outputs(program, expr)
-    return streams_of(program, outs[0]) if outs else ()
+    loops = streams_of(program, outs[0]) if outs else ()
+    return (delivered, *loops) if isinstance(delivered, Stream) else loops
 
 
 def carried_to(
@@ -38,7 +38,7 @@ def cut_operand(
     """The axis of an operand of which an iteration of `stream` reads a chunk; None where it reads
     all of it."""
     delivered = delivered_stream(program, expr)
-    if isinstance(delivered, Stream):
+    if isinstance(delivered, Stream) and stream.is_reduced:
         return delivered.axis
     axis = carried_to(program, expr, position, out, stream.axis)
     if axis is not None and isinstance(expr, Communication):
@@ -54,8 +54,7 @@ def share_loop(program: Program, exprs: Sequence[Expr], depth: int = 0) -> bool:
         return True
     if not all(loops):
         return False
-    first = loops[0][0]
-    if any((own.span, own.rotation) != (first.span, first.rotation) for (own,) in loops):
+    if not _are_alike(program, exprs, [own for (own,) in loops]):
         return False
     made = {
         out: own.axis if own is not None and not own.is_reduced else None
@@ -70,6 +69,18 @@ def share_loop(program: Program, exprs: Sequence[Expr], depth: int = 0) -> bool:
             carried = cut_operand(program, expr, position, out, own)
             if carried is None or carried != made[TensorName(str(operand))]:
                 return False
+    return True
+
+
+def _are_alike(program: Program, exprs: Sequence[Expr], loops: Sequence[Stream]) -> bool:
+    """Whether loops have the same chunks: behind what delivers pieces of a block, those pieces of
+    each rank's block."""
+    spans, rotation = [loops[0].span], loops[0].rotation
+    for expr, own in zip(exprs, loops, strict=True):
+        if isinstance(expr, Deliver) and span_read(program, expr, own) in spans:
+            spans.append(own.span)
+        if own.span not in spans or own.rotation != rotation:
+            return False
     return True
 
 

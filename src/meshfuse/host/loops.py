@@ -157,7 +157,7 @@ def _parts(
     if reads:
         yield Segment(f"{part.name}_read", extract(program, reads), EXPR_EVAL)
     found = _taking(olds, chunked, exprs)
-    if isinstance(found[0], Deliver):
+    if isinstance(found[0], Deliver) and len(found) > 1:
         yield replace(part, program=extract(program, found[:1]))
         yield Segment(f"{part.name}_sum", extract(program, found[1:]), EXPR_EVAL)
     else:

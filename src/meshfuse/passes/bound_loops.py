@@ -36,7 +36,8 @@ def bind_loop(
     """Split an axis of a tensor that is communicated, and bind; as it is where no leaf is free.
 
     [n] -> [4 on the stream, n/4], or of what is gathered [d, 4 on the stream, n/d/4];
-    [n] -> [d on the stream, n/d] for peers, or in pieces [d on the stream, 2 on the stream, n/d/2]
+    [n] -> [d on the stream, n/d] for peers, or in pieces [d on the stream, 2 on the stream, n/d/2],
+    as the block of each rank is of what is scattered
     """
     if form.way is Way.peers and isinstance(communication, AllReduce):
         return _bind_halves(program, communication, axis, form.count)
@@ -54,10 +55,25 @@ def bind_loop(
     program = split(program, tensor, place, ranks, inner_split=False)
     if form.count > 1:
         program = split(program, tensor, place + 1, form.count, inner_split=False)
-    own_last = isinstance(communication, ReduceScatter)
-    program = swizzle1d(program, tensor, place, communication.mesh_axis, int(own_last))
+    scatters = isinstance(communication, ReduceScatter)
+    program = swizzle1d(program, tensor, place, communication.mesh_axis, int(scatters))
     program = on_stream(program, tensor, place)
-    return program if form.count == 1 else on_stream(program, tensor, place + 1)
+    if form.count == 1:
+        return program
+    program = on_stream(program, tensor, place + 1)
+    return _bind_pieces(program, communication, form.count) if scatters else program
+
+
+def _bind_pieces(program: Program, scatter: ReduceScatter, pieces: int) -> Program:
+    """The result of a reduce-scatter in the pieces in which peers deliver its terms.
+
+    rows of T2 [d on mesh_x, n/d]   ->   [d on mesh_x, 2 on the stream, n/d/2]
+    """
+    out = scatter.out
+    place = _leaf_of(program.schedule(out), program.tensor(out).tensor_axes[scatter.axis].name)
+    if place is None:
+        return program
+    return on_stream(split(program, out, place, pieces, inner_split=False), out, place)
 
 
 def _bind_halves(program: Program, reduce: AllReduce, axis: AxisName, pieces: int) -> Program:

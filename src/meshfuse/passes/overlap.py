@@ -297,6 +297,9 @@ def _is_in_loop(program: Program, binding: _Binding) -> bool:
     if not all(loops) or len({found[0].span.count for found in loops}) > 1:
         return False
     if len(held) == 1:
+        is_scattered = isinstance(held[0], ReduceScatter)
+        if is_scattered and len(loops[-1]) > len(loops[0]):
+            return False  # a block would be delivered behind all of its pieces
         return len({found[0].rotation for found in loops}) == 1
     return delivers(program, held[0])
 

@@ -309,6 +309,9 @@ def _spread_forward(program: Program, expr: Expr) -> Program:
         for position, operand in enumerate(expr.ins):
             if stream_leaves(program, out) or not is_tensor(program, operand):
                 continue
+            maker = program.fusion.definition(TensorName(str(operand)))
+            if maker is not None and isinstance(delivered_stream(program, maker), Stream):
+                continue  # a sum, of which no piece is there before the last iterations
             for stream in _offered(program, TensorName(str(operand))):
                 images = [
                     axis.name

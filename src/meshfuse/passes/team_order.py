@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from meshfuse.base.dtypes import ITEM_BYTES, DataType, is_floating
 from meshfuse.base.trace import Note
-from meshfuse.facts.peers import delivers
-from meshfuse.facts.streams import stream_leaves
+from meshfuse.facts.peers import delivered_stream, delivers
+from meshfuse.facts.streams import Stream, stream_leaves
 from meshfuse.ir.comm import ReduceScatter
 from meshfuse.ir.program import Program
 from meshfuse.passes.propagate_streams import unbind_stream
@@ -34,8 +34,10 @@ def _deliver_nothing(program: Program, most_bytes: int) -> tuple[Program, tuple[
             continue
         dtype = program.tensor(expr.src).dtype
         if delivers(program, expr) and _is_meant(dtype, most_bytes):
-            for leaf in stream_leaves(program, expr.src):
-                program = unbind_stream(program, expr.src, leaf)
+            is_in_pieces = isinstance(delivered_stream(program, expr), Stream)
+            for tensor in (expr.src, expr.out) if is_in_pieces else (expr.src,):
+                for leaf in stream_leaves(program, tensor):
+                    program = unbind_stream(program, tensor, leaf)
             reason = "it is made as a whole: its terms are to be added in the order of the team"
             notes.append(Note(STAGE, expr.src, "not_streamed", reason))
     return program, tuple(notes)

@@ -40,6 +40,7 @@ from peer_programs import (
     multiply_then_scatter,
     multiply_then_sum,
     pipelined_mlp,
+    scatter_pieces,
 )
 from planted_data_faults import DATA_PLANTERS, SIZE_PLANTERS
 from planted_in_loops import count_found
@@ -80,6 +81,8 @@ PROGRAMS: dict[str, tuple[Callable[[], FusionDefinition], Overlap]] = {
     "fetched_in_order": (lambda: gather_then_multiply(3, 10, rotated=False), PLAIN),
     "delivered": (lambda: multiply_then_scatter(3, 6, 6), PLAIN),
     "delivered_uneven": (lambda: multiply_then_scatter(3, 7, 7), PLAIN),
+    "delivered_in_pieces": (lambda: scatter_pieces(3, 12, 6, epilogue=True), Overlap.peers(2)),
+    "delivered_in_unequal_pieces": (lambda: scatter_pieces(2, 10, 4), Overlap.peers(3)),
     "pipelined": (lambda: pipelined_mlp(4, 8, 8), PLAIN),
     "pipelined_uneven": (lambda: pipelined_mlp(3, 7, 8), PLAIN),
     "summed": (lambda: multiply_then_sum(3, 7, 6, epilogue=True), Overlap.peers()),

@@ -31,6 +31,7 @@ from peer_programs import (
     multiply_then_scatter,
     multiply_then_sum,
     pipelined_mlp,
+    scatter_pieces,
 )
 from planted_faults import PLANTERS, ranks_of
 from planted_in_loops import count_found
@@ -58,6 +59,11 @@ PROGRAMS: dict[str, Callable[[], HostProgram]] = {
     "fetched_in_pieces": lambda: outlined(gather_then_multiply(4, 16, pieces=2), 2),
     "fetched_in_order": lambda: outlined(gather_then_multiply(3, 6, rotated=False), 2),
     "delivered": lambda: outlined(multiply_then_scatter(3, 6, 6), 2),
+    "delivered_in_pieces": lambda: outlined(
+        scatter_pieces(3, 12, 6, epilogue=True), 4, Overlap.peers(2)
+    ),
+    # as many streams as pieces, or fewer, would keep sums in order without an event
+    "delivered_on_few": lambda: outlined(scatter_pieces(2, 8, 4), 3, Overlap.peers(2)),
     "pipelined": lambda: outlined(pipelined_mlp(4, 8, 8)),
     "summed": lambda: outlined(multiply_then_sum(3, 6, 6, epilogue=True), 2, Overlap.peers()),
     "summed_in_pieces": lambda: outlined(multiply_then_sum(2, 16, 4), 4, Overlap.peers(4)),
