@@ -191,6 +191,28 @@ def test_two_pairs_in_a_row(pieces: int) -> None:
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
+def test_a_pair_reads_the_sum_before_it(pieces: int) -> None:
+    """What is fetched of the first sum is multiplied in the loop that fetches it; so that is made in
+    the result long before this has parts of its own."""
+    mesh = mesh_of(2)
+
+    def build(fd: FusionDefinition) -> None:
+        x, w, v, u = (dense(fd, *shape) for shape in ((4, 4), (3, 4), (4, 3), (3, 4)))
+        y = fd.ops.linear(x, w)
+        hidden = fd.ops.linear(y, v)
+        z = fd.ops.linear(hidden, u)
+        place(mesh, {0: X}, v)
+        place(mesh, {1: X}, x, w, hidden, u)
+        place(mesh, {}, y, z)
+        fd.add_output(z)
+
+    shards = [torch.empty(4, 2), torch.empty(3, 2), torch.empty(2, 3), torch.empty(3, 2)]
+    host_of(define(build), Overlap.peers(pieces), shards)
+    x, w, v, u = integers(4, 4), integers(3, 4), integers(4, 3), integers(3, 4)
+    check(define(build), [x, w, v, u], x @ w.T @ v.T @ u.T, Overlap.peers(pieces))
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
 def test_rows_of_which_ranks_have_blocks_along_another_axis_of_the_mesh(pieces: int) -> None:
     mesh = mesh_of(2, 2)
 

@@ -112,17 +112,23 @@ def _is_only_fetched(nodes: Sequence[Node], fetch: Communicate, memory: TensorNa
 
 
 def _without_memory(body: Sequence[Node], found: _Fetched) -> Iterator[Node]:
-    """The sum as a chunk of the result, behind which it is named."""
+    """The sum as a chunk of the result, behind which it is named: where first one of the two was,
+    as what is fetched may come into the result long after it was added up."""
+    ends = {found.result: True, found.sum: False, found.memory: False}
+    placed = [node for node in body if isinstance(node, Allocate | Chunk) and _named(node) in ends]
+    result = next((node for node in placed if ends[_named(node)]), None)
     for node in body:
         match node:
-            case Allocate(buffer) if buffer == found.memory:
-                continue
-            case Chunk(out) if out == found.sum:
-                continue
+            case Allocate() | Chunk() if _named(node) in ends:
+                if result is not None:
+                    yield result
+                    yield Chunk(found.sum, found.result, found.axis, found.start)
+                    result = None
             case ForLoop():
                 yield replace(node, body=tuple(_without_memory(node.body, found)))
-            case Allocate(name) | Chunk(name) if name == found.result:
-                yield node
-                yield Chunk(found.sum, found.result, found.axis, found.start)
             case _:
                 yield node
+
+
+def _named(node: Allocate | Chunk) -> TensorName:
+    return node.buffer if isinstance(node, Allocate) else node.out
