@@ -232,6 +232,30 @@ def test_rows_of_which_ranks_have_blocks_along_another_axis_of_the_mesh(pieces: 
     assert kinds(fd) == BETWEEN_PEERS
 
 
+@pytest.mark.parametrize(("rows", "pieces"), [(12, 1), (8, 2), (6, 1), (6, 2)])
+def test_parts_of_blocks_must_be_equal(rows: int, pieces: int) -> None:
+    """Rows 0 to 2, of 6, are no two blocks of 2 of them."""
+    mesh = mesh_of(2, 2)
+
+    def build(fd: FusionDefinition) -> None:
+        x, w = dense(fd, rows, 4), dense(fd, 1, 4)
+        y = fd.ops.linear(x, w)
+        place(mesh, {0: Y, 1: X}, x)
+        place(mesh, {1: X}, w)
+        place(mesh, {0: Y}, y)
+        fd.add_output(y)
+
+    fd, x, w = define(build), integers(rows, 4), integers(1, 4)
+    wanted, form = (x @ w.T).chunk(2), Overlap.peers(pieces)
+    for rank, [output] in enumerate(simulate(fd, [x, w], overlap=form)):
+        assert isinstance(output, DistributedTensor)
+        assert torch.equal(output.local, wanted[rank // 2])
+    assert kinds(fd) == (BETWEEN_PEERS if rows > 6 else [("all_reduce", X)])
+    lacking = "2 pieces with a block" if pieces > 1 else "a block"
+    text = f"T2 has no {lacking} for each of 2 ranks, all of one size"
+    assert any(text in note for note in notes_of(fd, form)) == (rows == 6)
+
+
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_a_batch_of_one_is_passed_over(pieces: int) -> None:
     """Its rows are not the outermost axis, but as good."""

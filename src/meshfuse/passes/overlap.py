@@ -145,11 +145,15 @@ def _axes_to_halve(program: Program, reduce: AllReduce, form: Overlap) -> Iterat
     ranks, against = team_size(program, reduce.out, reduce.mesh_axis), None
     if reduce.function != "sum":
         against = f"peers deliver terms to be added, not for {reduce.function}"
-    extents = local_extents(program, reduce.out)
-    for axis, extent in zip(program.tensor(reduce.out).tensor_axes, extents, strict=True):
+    value, extents = program.tensor(reduce.out), local_extents(program, reduce.out)
+    digits = sharding_of(program, reduce.out).axes
+    for axis, extent, cuts in zip(value.tensor_axes, extents, digits, strict=True):
         held, unequal = const_value(extent), None
-        if form.count > 1 and quotient_if_exact(extent, const(ranks * form.count)) is None:
-            blocks = f"{form.count} pieces with a block for each of {ranks} ranks"
+        is_cut = any(digit.owner is not None for digit in cuts)  # parts of blocks must be even
+        is_even_needed = form.count > 1 or is_cut
+        if is_even_needed and quotient_if_exact(extent, const(ranks * form.count)) is None:
+            blocks = f"a block for each of {ranks} ranks"
+            blocks = f"{form.count} pieces with {blocks}" if form.count > 1 else blocks
             unequal = f"axis {axis.name} of {reduce.out} has no {blocks}, all of one size"
         if axis.kind is AxisKind.iteration:
             part = None if held is None else held // ranks
