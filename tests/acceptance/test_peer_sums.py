@@ -308,6 +308,25 @@ def test_rows_of_a_size_that_a_call_says(rows: int) -> None:
         assert kinds(fd) == (BETWEEN_PEERS if pieces == 1 else [("all_reduce", X)])
 
 
+def test_a_bias_on_rows_of_any_number() -> None:
+    """Of one row a rank has none, and the bias, which is one row too, stretches over that."""
+    mesh = mesh_of(2)
+
+    def build(fd: FusionDefinition) -> None:
+        x, w, b = dense(fd, -1, 4), dense(fd, 3, 4), dense(fd, 3)
+        y = fd.ops.linear(x, w)
+        z = fd.ops.add(y, b)
+        place(mesh, {1: X}, x, w)
+        place(mesh, {}, b, y, z)
+        fd.add_output(z)
+
+    host_of(define(build), Overlap.peers(), [torch.empty(7, 2), torch.empty(3, 2), torch.empty(3)])
+    w, b = integers(3, 4), integers(3)
+    for rows in (7, 1):
+        x = integers(rows, 4)
+        check(define(build), [x, w, b], x @ w.T + b, Overlap.peers())
+
+
 # What is said, and what is refused.
 
 

@@ -21,7 +21,7 @@ from typing import final
 from typing_extensions import assert_never
 
 from meshfuse.base.errors import InvariantError
-from meshfuse.expr import IntExpr, evaluate
+from meshfuse.expr import IntExpr, const_value, evaluate
 from meshfuse.host.contents import Contents, RankContents
 from meshfuse.host.faults import Fault, FaultKind
 from meshfuse.host.indices import ZERO, Indices, Terms, differ, led_to, reduced, reshaped
@@ -234,13 +234,16 @@ class _Flow:
         name: TensorName,
         here: RankContents,
     ) -> Indices | None:
-        """The indices of what is one axis. Those of extent 1 stretch."""
-        found = [(o, axis, values[o].axes[axis]) for o, axis in joint.read if o in values]
+        """The indices of what is one axis. Those of extent 1 stretch, also over an axis that may
+        have more places and now has one, of which a rank may have none."""
+        stretching = {each for each in joint.read if self._stretches(*each)}
+        read = [each for each in joint.read if each not in stretching] or joint.read
+        found = [(o, axis, values[o].axes[axis]) for o, axis in read if o in values]
         if joint.is_single:
             found = [(o, axis, i) for o, axis, i in found if _is_told_apart(i, values[o])]
         known = [(o, axis, i) for o, axis, i in found if i is not None]
         most = max((i.extent for _, _, i in known), default=1)
-        if most == 1 and len(known) < len(joint.read):
+        if most == 1 and len(known) < len(read):
             return None
         long = [(o, axis, i) for o, axis, i in known if i.extent == most]
         for other, axis, indices in long[1:]:
@@ -251,6 +254,11 @@ class _Flow:
                 )
                 self._contents.tell(FaultKind.wrong_part, here, name, why)
         return long[0][2] if long else None
+
+    def _stretches(self, name: str, axis: int) -> bool:
+        """Whether an axis has one place for all sizes."""
+        extents = self._extents(name)
+        return bool(extents) and const_value(extents[axis]) == 1
 
     # Communications.
 
