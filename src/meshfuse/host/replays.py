@@ -217,8 +217,10 @@ class Replays:
         return Replay(graph, tuple(records), self._posted(), self._device)
 
     def _capture(self, recorder: Recorder, slots: Slots) -> torch.cuda.CUDAGraph:
-        """Other threads go on meanwhile. What fails in a capture is said, not how that ends."""
-        graph, failure = torch.cuda.CUDAGraph(keep_graph=True), None
+        """Other threads go on meanwhile. What fails in a capture is said, not how that ends; and it
+        ends, or the stream would record for ever, also where the user interrupts it."""
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        failure: BaseException | None = None
         streams = BoundStreams(self._device, recorder.workers)
         acts = tuple(self._bind(streams))
         with torch.cuda.stream(recorder.stream):
@@ -228,7 +230,7 @@ class Replays:
                     for act in acts:
                         act(slots)
                     streams.join()
-            except Exception as error:  # noqa: BLE001  # raised again behind the capture's end
+            except BaseException as error:  # noqa: BLE001  # raised again behind the capture's end
                 failure = error
             try:
                 graph.capture_end()

@@ -31,6 +31,7 @@ class Cuda:
 
     log: list[object] = field(default_factory=list[object])
     fails: bool = False
+    is_interrupted: bool = False
     is_capturing: bool = False
     pools: Iterator[int] = field(default_factory=count)
     used: list[int] = field(default_factory=list[int])
@@ -137,6 +138,8 @@ class Calls:
         def act(slots: list[Any]) -> None:
             if self.cuda.fails:
                 raise RuntimeError("out of memory\nat all")
+            if self.cuda.is_interrupted:
+                raise KeyboardInterrupt
             self.cuda.log.append("act")
             slots[3] = None
 
@@ -247,6 +250,18 @@ def test_what_cannot_be_recorded_is_made_and_said_once(cuda: Cuda) -> None:
     assert str(calls.replays) == (
         "0 of 5 calls between peers were replayed as CUDA graphs; out of memory"
     )
+
+
+def test_an_interrupt_ends_what_it_comes_into(cuda: Cuda) -> None:
+    """A capture that goes on would have all that the thread does on its stream from then on."""
+    calls = Calls(cuda).settled()
+    cuda.is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        calls.call()
+    assert cuda.log == ["begin", "end"] and cuda.left == [0]
+    assert calls.transport is not None and calls.transport.cancelled == 1
+    cuda.is_interrupted = False
+    assert calls.call()[:3] == RECORDED
 
 
 def test_graphs_share_memory_while_there_are_any(cuda: Cuda) -> None:
