@@ -89,6 +89,9 @@ class MemoryLink:
             else:
                 self._raise(place, flag, value)
 
+    def forget(self) -> None:
+        self.queue.clear()
+
     def release(self, flags: int, value: int) -> None:
         for flag in range(flags):
             self._raise(self.place, flag, value)

@@ -67,6 +67,10 @@ class Link(Protocol):
         """Flags that were raised or awaited here are on the stream when this returns."""
         ...
 
+    def forget(self) -> None:
+        """Flags that were raised or awaited since the last flush were not meant."""
+        ...
+
     def release(self, flags: int, value: int) -> None:
         """Raise this rank's first flags at once, whatever other threads are about to flush."""
         ...
@@ -268,7 +272,8 @@ class Course:
         self._length = 0
 
     def undo(self) -> None:
-        """Leave the arena as it was."""
+        """Leave the arena as it was; of what was not flushed, nothing comes to a stream."""
+        self._arena.link.forget()
         self._arena._count, self._arena._uses = self._base, list(self._before)
 
     def end(self) -> None:

@@ -191,6 +191,9 @@ class _CudaLink:
                 self.log += [(address, value) for _, address, value in queue]
             self._driver.put(current_handle(self.device), queue)
 
+    def forget(self) -> None:
+        self._queue.clear()
+
     def release(self, flags: int, value: int) -> None:
         first = self._addresses[self._place]
         raised = [(FlagOperation.WRITE, first + 4 * flag, value) for flag in range(flags)]

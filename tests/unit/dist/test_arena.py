@@ -254,3 +254,31 @@ def test_a_recording_leaves_the_arena_as_it_was() -> None:
         assert arena.state() != before
 
     World(1).run(work)
+
+
+def test_a_recording_that_fails_raises_no_flags() -> None:
+    """Readers would take the slot's old bytes for what the next use writes, which has the number of
+    the one that never was."""
+
+    def work(arena: Arena) -> None:
+        assert isinstance(arena.link, MemoryLink)
+        arena.take(40)
+        if arena.place == 0:
+            course = Course(arena)
+            arena.link.log = []
+            arena.publish(arena.take(40), (1,))
+            arena.link.log = None
+            course.undo()
+        use = arena.take(40)
+        arena.flush()
+        if arena.place == 0:
+            assert not arena.link.world.flags
+            arena.hold(use, (10,), (1,), torch.int32).fill_(7)
+            arena.publish(use, (1,))
+            arena.flush()
+        else:
+            found = torch.empty(10, dtype=torch.int32)
+            arena.pull(use, 0, found)
+            assert torch.equal(found, torch.full_like(found, 7))
+
+    World(2).run(work)
