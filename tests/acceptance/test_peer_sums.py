@@ -192,8 +192,8 @@ def test_two_pairs_in_a_row(pieces: int) -> None:
 
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_a_pair_reads_the_sum_before_it(pieces: int) -> None:
-    """What is fetched of the first sum is multiplied in the loop that fetches it; so the sum is made
-    in the result long before anything is fetched into it."""
+    """What is fetched of the first sum is multiplied in the loop that fetches it; so it is made
+    in the result, as a sum, long before anything is fetched into that."""
     mesh = mesh_of(2)
 
     def build(fd: FusionDefinition) -> None:
