@@ -212,6 +212,40 @@ def test_a_pair_reads_the_sum_before_it(pieces: int) -> None:
     check(define(build), [x, w, v, u], x @ w.T @ v.T @ u.T, Overlap.peers(pieces))
 
 
+def test_what_is_fetched_of_oneself_is_not_written() -> None:
+    """Something is computed between the sum and what fetches it, which is a loop of its own then: a
+    peer may read the rank's block while another iteration finds it where it belongs."""
+    mesh = mesh_of(2)
+
+    def build(fd: FusionDefinition) -> None:
+        x, w, v = dense(fd, 4, 4), dense(fd, 4, 4), dense(fd, 3, 4)
+        hidden = fd.ops.relu(fd.ops.linear(x, w))
+        total = fd.ops.sum(hidden, [0])
+        y = fd.ops.linear(hidden, v)
+        place(mesh, {0: X}, w, total)
+        place(mesh, {1: X}, hidden, v)
+        place(mesh, {}, x, y)
+        fd.add_output(total)
+        fd.add_output(y)
+
+    shards = [torch.empty(4, 4), torch.empty(2, 4), torch.empty(3, 2)]
+    host = host_of(define(build), Overlap.peers(), shards)
+    moving = [
+        loop
+        for loop in loops(host)
+        if any(isinstance(n, Communicate) for n in all_nodes(loop.body))
+    ]
+    assert [str(loop.count) for loop in moving] == ["2", "2"]
+    x, w, v = integers(4, 4), integers(4, 4), integers(3, 4)
+    hidden = (x @ w.T).relu()
+    for rank, outputs in enumerate(simulate(define(build), [x, w, v], overlap=Overlap.peers())):
+        for output, wanted in zip(
+            outputs, (hidden.sum(0).chunk(2)[rank], hidden @ v.T), strict=True
+        ):
+            assert isinstance(output, DistributedTensor)
+            assert torch.equal(output.local, wanted)
+
+
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_rows_of_which_ranks_have_blocks_along_another_axis_of_the_mesh(pieces: int) -> None:
     mesh = mesh_of(2, 2)

@@ -45,7 +45,7 @@ from meshfuse.host.regions import WHOLE, Memory, Region, chunk_of, view_of
 from meshfuse.host.unroll import Issued, Unrolled
 from meshfuse.host.uses import MAY_SHARE
 from meshfuse.ir.axes import ScalarName, TensorName
-from meshfuse.ir.ops import Expr
+from meshfuse.ir.ops import Expr, Set
 from meshfuse.ir.rewrite import read_names
 
 Name = TensorName | ScalarName
@@ -97,6 +97,7 @@ class VirtualDevice:
         self._values = self._values_at(self._there)
         self._held: dict[Name, _Held] = {}
         self._freed: set[Name] = set()
+        self._own: set[Name] = set()  # results of transfers in which nothing moved
         self._time = Timelines()
         self._pending: dict[int, Transfer] = {}
         self._posts: dict[int, tuple[int, Communicate]] = {}
@@ -199,11 +200,25 @@ class VirtualDevice:
             if isinstance(expr, MAY_SHARE) and expr.out != node.into:
                 self._share(expr.out, expr.src, object())
                 continue
+            if isinstance(expr, Set) and node.sum_over is None and self._is_there(expr):
+                continue
             for name in read_names(expr):
                 self._read(name)
             if node.into is not None and node.sum_over is not None:  # not in a first iteration
                 self._read(node.into)
             self._define(expr, node.into)
+
+    def _is_there(self, copied: Set) -> bool:
+        """Whether the rank's own, which does not move, is copied into the place where it is: torch
+        does nothing then. What comes from others is in its place, too, but not before it came."""
+        source, place = self._held.get(copied.src), self._held.get(copied.out)
+        if copied.src not in self._own or source is None or place is None:
+            return False
+        if source.memory is not place.memory:
+            return False
+        names = copied.src, copied.out
+        source_buffer, buffer = (self._program.buffers[name] for name in names)
+        return source.region == place.region and source_buffer.lies_like(buffer)
 
     def _define(self, expr: Expr, into: TensorName | None) -> None:
         for name in expr.outs:
@@ -243,10 +258,12 @@ class VirtualDevice:
         return evaluate(node.owner, self._values) == place
 
     def _make_result(self, node: Communicate) -> None:
+        self._own.discard(node.out)
         if node.in_place:
             held = replace(self._look_up(node.src), writes=0)
         elif self._is_own(node):
             held = self._look_up(node.src)
+            self._own.add(node.out)
         elif node.into is not None:
             held = self._look_up(node.into)
         else:
