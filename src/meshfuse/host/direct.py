@@ -35,6 +35,7 @@ from meshfuse.host.events import (
 from meshfuse.host.plan import Executable, Plan
 from meshfuse.host.repeatable import reason_against_graphs
 from meshfuse.host.replays import Replays
+from meshfuse.runtime.autocast import is_autocasting, without_autocast
 
 Act = Callable[[Slots], object]
 """An action that does all that it stands for."""
@@ -128,6 +129,9 @@ class DirectPlan:
         `call` is what the communicator counts it as. `drawing` puts what is drawn at random into
         its slots. Raises as CallEntry.enter, Communicator.post and Pending.wait do.
         """
+        if self._evaluates and is_autocasting():
+            with without_autocast():
+                return self.run(slots, call, drawing)
         has_grad = self._evaluates and torch.is_grad_enabled()
         if has_grad:  # inputs have no grad, and only torch's operations would care
             torch._C._set_grad_enabled(False)

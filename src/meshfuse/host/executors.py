@@ -28,6 +28,7 @@ from meshfuse.host.plan import Drawing, Executable, Plan
 from meshfuse.host.run import RankProgram, run_nothing, run_plan
 from meshfuse.host.stream_order import StreamOrder
 from meshfuse.runtime.arguments import Argument
+from meshfuse.runtime.autocast import without_autocast
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.executors import ALONE_IDS, ExecutorIds
 from meshfuse.runtime.random import RandomState
@@ -155,7 +156,7 @@ def run_planned(
     draw = None if drawing is None else partial(_draw_into, drawing, communicator)
     if trace is None and not _takes_turns(executable, plan):
         return direct_plan(executable, plan, communicator).run(slots, call, draw)
-    with torch.no_grad(), ExitStack() as ends:
+    with torch.no_grad(), without_autocast(), ExitStack() as ends:
         if plan.agreements:
             inputs = slots[: len(executable.program.inputs)]
             log = communicator.entry(plan.agreements, plan.fetches).enter(call, inputs)

@@ -39,6 +39,7 @@ from meshfuse.runtime.arguments import (
     expected_inputs,
     signature_of,
 )
+from meshfuse.runtime.autocast import without_autocast
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.evaluate_ops import Environment, Placed
 from meshfuse.runtime.executors import (
@@ -144,7 +145,7 @@ def run_executor(
     names = [output.tensor for output in program.fusion.outputs]
     if outputs is not None:
         _bind_outputs(program, names, outputs, env)
-    with torch.no_grad():
+    with torch.no_grad(), without_autocast():
         if isinstance(executor, ExprEvalExecutor):
             executor.run_into(env, () if outputs is None else names)
         else:

@@ -15,6 +15,7 @@ from meshfuse.host.events import AwaitWork, Post, Reserve
 from meshfuse.host.plan import Executable
 from meshfuse.host.run import RankProgram, interpret
 from meshfuse.runtime.arguments import Argument
+from meshfuse.runtime.autocast import without_autocast
 from meshfuse.runtime.random import RandomState, draw_state
 
 
@@ -51,7 +52,7 @@ def simulate(
     drawing = next((e.drawing for e in executables.values() if e.drawing is not None), None)
     if drawing is not None:  # once for all ranks, which share this process's generator
         random.take(draw_state(drawing.device, drawing.draws))
-    with torch.no_grad():
+    with torch.no_grad(), without_autocast():
         while any(state.outputs is None for state in ranks.values()):
             moved = [_advance(transport, rank, state) for rank, state in ranks.items()]
             if not any(moved):
