@@ -69,6 +69,7 @@ class Replays:
         "_bind",
         "_calls",
         "_device",
+        "_elsewhere",
         "_graphs",
         "_inputs",
         "_outputs",
@@ -98,13 +99,18 @@ class Replays:
         self._sightings: BoundedTable[Key, int] = BoundedTable(_MOST_SIGHTED)
         self._graphs: dict[Key, Replay] = {}  # the one that was used last is the last one
         self._recorder: Recorder | None = None
-        self._calls = self._replayed = 0
+        self._calls = self._replayed = self._elsewhere = 0
         self._reason = ""  # why no call is recorded any more
 
     def __str__(self) -> str:
         """As `explain` says it."""
         done = f"{self._replayed} of {self._calls} calls between peers were replayed as CUDA graphs"
-        return f"{done}; {self._reason or f'graphs kept: {len(self._graphs)}'}"
+        kept = f"graphs kept: {len(self._graphs)}"
+        if self._elsewhere:
+            kept += (
+                f"; {self._elsewhere} calls came from another stream than those that have graphs"
+            )
+        return f"{done}; {self._reason or kept}"
 
     def has_run(self, slots: Slots, caller: torch.cuda.Stream) -> bool:
         """Whether the call is done, being like an earlier one. Else it is to be made.
@@ -184,7 +190,10 @@ class Replays:
         """A call, recorded; None if it cannot be."""
         recorder = self._recorder = Recorder.of(self._device, caller.cuda_stream)
         recorder.owners.add(self)
-        if recorder.home != caller.cuda_stream or not recorder.has_room():
+        if recorder.home != caller.cuda_stream:
+            self._elsewhere += 1
+            return None
+        if not recorder.has_room():
             return None
         self._drop_outdated(key)
         try:

@@ -226,6 +226,9 @@ def test_graphs_are_of_one_stream(cuda: Cuda) -> None:
     for _ in range(4):
         assert not calls.call(stream=OTHER)
     assert calls.call()
+    assert str(calls.replays).endswith(
+        "; 2 calls came from another stream than those that have graphs"
+    )
 
 
 def test_nothing_is_recorded_within_a_users_capture(cuda: Cuda) -> None:
