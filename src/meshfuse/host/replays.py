@@ -96,7 +96,7 @@ class Replays:
         self._transfers = tuple(transfers)
         self._inputs, self._outputs = range(inputs), tuple(outputs)
         self._transports: tuple[SymmetricTransport, ...] = ()
-        self._sightings: BoundedTable[Key, int] = BoundedTable(_MOST_SIGHTED)
+        self._sightings: BoundedTable[int, int] = BoundedTable(_MOST_SIGHTED)
         self._graphs: dict[Key, Replay] = {}  # the one that was used last is the last one
         self._recorder: Recorder | None = None
         self._calls = self._replayed = self._elsewhere = 0
@@ -163,10 +163,14 @@ class Replays:
         )
 
     def _has_seen(self, lies: Key) -> bool:
-        """Whether calls like it came often enough, in whatever state the transports were."""
-        seen = self._sightings.get(lies) or 0
+        """Whether calls like it came often enough, in whatever state the transports were.
+
+        Kept by hashes, which are small: two calls of one hash are recorded a little too soon.
+        """
+        place = hash(lies)
+        seen = self._sightings.get(place) or 0
         if seen < SIGHTINGS:
-            self._sightings.put(lies, seen + 1)
+            self._sightings.put(place, seen + 1)
         return seen == SIGHTINGS
 
     def _use(self, key: Key, replay: Replay) -> None:
