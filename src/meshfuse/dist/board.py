@@ -14,6 +14,7 @@ import os
 import socket
 from dataclasses import field
 from enum import Enum
+from hashlib import blake2b
 from pathlib import Path
 from typing import final
 
@@ -42,6 +43,13 @@ class ProcessIdentity:
     def decode(text: str) -> ProcessIdentity:
         host, namespace, pid, started = text.split("\n")
         return ProcessIdentity(host, namespace, int(pid), started)
+
+    @property
+    def host_number(self) -> int:
+        """64 bits, signed: the same for processes that know one another by their numbers."""
+        text = f"{self.host}\n{self.namespace}"
+        digest = blake2b(text.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little", signed=True)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"

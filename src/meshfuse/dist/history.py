@@ -14,7 +14,6 @@ _LONG = 16
 _BITS = 16
 """For the number of a call."""
 _ALL = (1 << _LONG * _BITS) - 1
-_ALL = (1 << _LONG * _BITS) - 1
 """The bits of a long context."""
 
 Key = tuple[object, ...]

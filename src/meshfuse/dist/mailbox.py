@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from hashlib import blake2b
 from mmap import mmap
 from secrets import randbits
 from struct import pack, unpack
@@ -143,12 +142,11 @@ def join_mailbox(gather: Gather, place: int, ranks: int) -> Mailbox | None:
     Raises what `gather` does.
     """
     process, token = identify_process(), randbits(63)
-    host = blake2b(f"{process.host}\n{process.namespace}".encode(), digest_size=_WORD).digest()
     size = (2 * ranks * _SLOT_WORDS + 1) * _WORD
     made = _make_file(size, token) if place == 0 and process.namespace else None
     try:
         handle = -1 if made is None else made
-        said = gather([int.from_bytes(host, "little", signed=True), process.pid, handle, token])
+        said = gather([process.host_number, process.pid, handle, token])
         _, maker, handle, token = said[0]
         if handle < 0 or len({host for host, *_ in said}) > 1:
             return None

@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any, ClassVar, cast, final
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -53,9 +52,7 @@ def join_transport(
     `store` is its own part of a store.
     """
     missing = _missing_here()
-    process = identify_process()
-    host = crc32(f"{process.host} {process.namespace}".encode())
-    found = gather([not missing, host], "symmetric memory")
+    found = gather([not missing, identify_process().host_number], "symmetric memory")
     reason = _first_reason(team, [bool(has) for has, _ in found], missing)
     if not reason and len({there for _, there in found}) > 1:
         reason = "they are not on one host"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,5 +65,5 @@ def test_a_failure_to_open_memory_is_the_reason(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("no memory\nat all")
 
     monkeypatch.setattr(symmetric, "SymmetricTransport", fail)
-    monkeypatch.setattr(symmetric, "crc32", lambda text: 7)
+    monkeypatch.setattr(symmetric, "identify_process", lambda: SimpleNamespace(host_number=7))
     assert joined(monkeypatch, "", [1, 7]) == "no memory"
