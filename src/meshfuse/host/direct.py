@@ -98,7 +98,7 @@ class DirectPlan:
             self._replays = Replays(
                 executable.device,
                 lambda streams: binding.recording(streams).bind_all(),
-                binding.transfers,
+                binding.transfers.values(),
                 self._inputs,
                 made,
             )
@@ -168,8 +168,7 @@ class DirectPlan:
         try:
             return replays.has_run(slots, streams.caller)
         except BaseException as error:
-            if self._communicator is not None:
-                self._communicator.give_up(f"{type(error).__name__}: {error}")
+            self._give_up(error)
             raise
 
     def _run(self, slots: Slots) -> list[torch.Tensor]:
@@ -180,11 +179,14 @@ class DirectPlan:
                 act(slots)
         except BaseException as error:
             done = len(actions) - sum(1 for _ in to_come)
-            communicator = self._communicator
-            if communicator is not None and done <= self._meetings:
-                communicator.give_up(f"{type(error).__name__}: {error}")
+            if done <= self._meetings:  # peers count on the rank until its last wait
+                self._give_up(error)
             raise
         return [slots[place] for place in self._outputs]
+
+    def _give_up(self, error: BaseException) -> None:
+        if self._communicator is not None:
+            self._communicator.give_up(f"{type(error).__name__}: {error}")
 
 
 def replays_of(executable: Executable) -> list[Replays]:
@@ -212,17 +214,18 @@ def _made_before(
 @final
 class _Binding:
     """Binds the actions of a plan. `meetings`: how many there are up to the last that meets
-    others. `posted`, by another one: that has posted transfers which are now recorded."""
+    others. `recorded`: transfers that another one has bound, by number; they are put on streams
+    that record."""
 
     def __init__(
         self,
         communicator: Communicator,
         streams: BoundStreams | None,
         bound: Sequence[Bound],
-        posted: Mapping[int, DirectCollective | DirectTransfer] | None = None,
+        recorded: Mapping[int, DirectTransfer] | None = None,
     ) -> None:
         self.meetings = 0
-        self._recorded = posted
+        self._recorded = recorded
         self._communicator = communicator
         self._streams = streams
         self._bound = bound
@@ -236,11 +239,13 @@ class _Binding:
 
     def recording(self, streams: BoundStreams) -> _Binding:
         """The same for streams that record."""
-        return _Binding(self._communicator, streams, self._bound, self._posted)
+        return _Binding(self._communicator, streams, self._bound, self.transfers)
 
     @property
-    def transfers(self) -> list[DirectTransfer]:
-        return [found for found in self._posted.values() if isinstance(found, DirectTransfer)]
+    def transfers(self) -> dict[int, DirectTransfer]:
+        """Those that are bound, by number."""
+        posted = self._posted.items()
+        return {number: found for number, found in posted if isinstance(found, DirectTransfer)}
 
     def bind_all(self) -> Iterator[Act]:
         following = [*(found.tells for found in self._bound), None][1:]
@@ -281,8 +286,12 @@ class _Binding:
 
     def _bind_transfer(self, asked: PostTransfer, stream: int) -> Act:
         number, src, out, into = asked.transfer.number, asked.src, asked.out, asked.into
-        transfer = self._transfer(asked)
-        put = transfer.post if self._recorded is None else transfer.record
+        if self._recorded is None:
+            transfer = DirectTransfer(self._communicator, asked.transfer)
+            put = transfer.post
+        else:
+            transfer = self._recorded[number]
+            put = transfer.record
         self._posted[number] = transfer
         self._posted_on[number] = stream
 
@@ -298,12 +307,6 @@ class _Binding:
             mark(slots)
 
         return post_and_mark
-
-    def _transfer(self, asked: PostTransfer) -> DirectTransfer:
-        found = None if self._recorded is None else self._recorded[asked.transfer.number]
-        if isinstance(found, DirectTransfer):
-            return found
-        return DirectTransfer(self._communicator, asked.transfer)
 
     def _bind_wait(self, number: int, stream: int) -> Act:
         posted = self._posted[number]

@@ -85,7 +85,7 @@ class Replays:
         self,
         device: torch.device,
         bind: Callable[[BoundStreams], Iterable[Act]],
-        transfers: Sequence[DirectTransfer],
+        transfers: Iterable[DirectTransfer],
         inputs: int,
         outputs: Sequence[int],
     ) -> None:
