@@ -12,7 +12,6 @@ from meshfuse import DataType, DistributedTensor, FusionDefinition
 from meshfuse.base.options import NO_OPTIONS, with_options
 from meshfuse.facts.overlap_form import CANDIDATES
 from meshfuse.host.check import check_host_program
-from meshfuse.host.device_rates import DeviceRates
 from meshfuse.host.nodes import Allocate, Communicate, HostProgram, all_nodes
 from meshfuse.host.parser import parse_host_program
 from meshfuse.host.printer import print_host_program
@@ -23,19 +22,10 @@ from meshfuse.pipeline import compile, forms_of, outline_program
 from meshfuse.runtime.arguments import signature_of
 from peer_programs import multiply_then_sum, tensor_parallel_mlp
 from sharded_runs import X, Y, integers, kinds, mesh_of, place
+from slow_devices import products_and_links
 
 RANKS = [1, 2, 3, 4, 8]
-RATES = DeviceRates(
-    name="slow",
-    contraction_flops=1.0,
-    contraction_flops_16bit=1.0,
-    other_flops=float("inf"),
-    memory_bytes=float("inf"),
-    link_bytes=1.0,
-    launch=0.0,
-    operation=0.0,
-    communication=0.0,
-)
+RATES = products_and_links(1.0)
 BETWEEN_PEERS = [("deliver", X), ("fetch", X)]
 
 

@@ -85,7 +85,7 @@ def _bind_halves(program: Program, reduce: AllReduce, axis: AxisName, pieces: in
         rows of T2 and T3 [2 on the stream, d on the stream, n/d/2],
         of T4 [2 on the stream, d on mesh_x, n/d/2]
     """
-    out, src, mesh_axis = reduce.out, reduce.src, reduce.mesh_axis
+    out, src, mesh_axis, whole = reduce.out, reduce.src, reduce.mesh_axis, program
     position = [own.name for own in program.tensor(out).tensor_axes].index(axis)
     ranks = team_size(program, out, mesh_axis)
     program, part = new_sharded_tensor(program, out, sharding_of(program, out))
@@ -95,7 +95,7 @@ def _bind_halves(program: Program, reduce: AllReduce, axis: AxisName, pieces: in
         name = program.tensor(tensor).tensor_axes[position].name
         place = _leaf_of(program.schedule(tensor), name)
         if place is None:
-            return program
+            return whole
         if pieces > 1:
             program = split(program, tensor, place, pieces, inner_split=False)
             program = on_stream(program, tensor, place)

@@ -13,7 +13,6 @@ from host_bodies import A, B, C, D, allocate, copy, reduce
 from meshfuse.base.options import NO_OPTIONS, with_options
 from meshfuse.expr import Symbol, const, free_symbols, substitute
 from meshfuse.host.check import check_host_program
-from meshfuse.host.device_rates import DeviceRates
 from meshfuse.host.faults import FaultKind
 from meshfuse.host.load import load
 from meshfuse.host.memory_use import memory_use
@@ -36,18 +35,9 @@ from meshfuse.pipeline import compile
 from meshfuse.runtime.arguments import signature_of
 from peer_programs import gather_then_multiply
 from sharded_runs import integers
+from slow_devices import products_and_links
 
-RATES = DeviceRates(
-    name="slow",
-    contraction_flops=8.0,
-    contraction_flops_16bit=8.0,
-    other_flops=float("inf"),
-    memory_bytes=float("inf"),
-    link_bytes=1.0,
-    launch=0.0,
-    operation=0.0,
-    communication=0.0,
-)
+RATES = products_and_links(8.0)
 
 
 def in_pieces(d: int, rows: int, pieces: int, streams: int = 4) -> HostProgram:
