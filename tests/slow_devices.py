@@ -6,7 +6,7 @@ from meshfuse.host.device_rates import DeviceRates
 
 
 def products_and_links(flops: float) -> DeviceRates:
-    """Products, of so many operations a second, and transfers, of a byte, take time; nothing else."""
+    """Only products, of so many operations a second, and transfers, of a byte, take time."""
     return DeviceRates(
         name="slow",
         contraction_flops=flops,
