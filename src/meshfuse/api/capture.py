@@ -330,7 +330,7 @@ def _is_same_memory(value: torch.Tensor, own: torch.Tensor) -> bool:
 
 def _clone(out: torch.Tensor) -> torch.Tensor:
     if isinstance(out, DistributedTensor):
-        return DistributedTensor.of_checked(out.local.clone(), out.sharding, out.global_shape)
+        return DistributedTensor.made_of(out.local.clone(), out.sharding, out.global_shape)
     return out.clone()
 
 

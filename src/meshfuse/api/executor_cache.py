@@ -35,8 +35,10 @@ from meshfuse.api.hot_calls import (
     MOST_CALLS,
     Facts,
     HotCall,
-    facts_of_call,
+    Terms,
+    facts_of_inputs,
     remember_call,
+    terms_of_call,
 )
 from meshfuse.api.overlap_choice import OverlapChoice, Overlapping, read_overlap
 from meshfuse.api.prepared import Prepared
@@ -78,6 +80,7 @@ class FusionExecutorCache:
         "_frozen",
         "_hot_calls",
         "_last",
+        "_latest",
         "_prepared",
         "_profile",
         "_recording",
@@ -107,7 +110,8 @@ class FusionExecutorCache:
         if schedule is not None or not auto_schedule:
             schedules = UserSchedules(self._recording, schedule or _leave_as_it_is)
         self._prepared = PreparedCalls(scheduler, schedules)
-        self._hot_calls: BoundedTable[Facts, HotCall] = BoundedTable(MOST_CALLS)
+        self._hot_calls: BoundedTable[tuple[Terms, Facts], HotCall] = BoundedTable(MOST_CALLS)
+        self._latest: HotCall | None = None
         self._choices = FormChoices()
         self._last: Prepared | None = None
         self._profile: FusionProfile | None = None
@@ -166,13 +170,15 @@ class FusionExecutorCache:
             profiler = profiler or begin_profile(profile)
             facts = None
             if profiler is None and device is None and not (enable or disable or capture):
-                facts = facts_of_call(values, frozen, communicator, is_auto, overlap)
-                if facts is not None and given:
-                    facts = (*facts, *given.items())
-                known = None if facts is None else self._hot_calls.get(facts)
+                terms = terms_of_call(frozen, communicator, is_auto, overlap, given)
+                known = self._latest
+                if known is None or not known.is_like(values, terms):
+                    inputs_facts = facts_of_inputs(values)
+                    facts = None if inputs_facts is None else (terms, inputs_facts)
+                    known = None if facts is None else self._hot_calls.get(facts)
                 if known is not None:
                     results = known.run(values, communicator, call)
-                    self._last, self._debug_output = known.prepared, None
+                    self._last, self._latest, self._debug_output = known.prepared, known, None
                     return results
             wishes = Wishes(device, enable, disable, is_auto, profile, capture, overlap)
             return self._run_anew(values, given, wishes, communicator, call, facts, profiler)
@@ -188,7 +194,7 @@ class FusionExecutorCache:
         wishes: Wishes,
         communicator: Communicator,
         call: Call | None,
-        facts: Facts | None,
+        facts: tuple[Terms, Facts] | None,
         profiler: CallProfiler | None,
     ) -> list[torch.Tensor]:
         """A call that is checked, and compiled if need be. Later ones with its `facts` are not."""
@@ -217,7 +223,14 @@ class FusionExecutorCache:
         results = self.deliver(bound, outputs, executable)
         if facts is not None:
             hot = remember_call(
-                values, bound.arguments, bound.prepared, executable, results, bound.given
+                facts[0],
+                values,
+                bound.arguments,
+                bound.prepared,
+                executable,
+                outputs,
+                results,
+                bound.given,
             )
             if hot is not None:
                 self._hot_calls.put(facts, hot)

@@ -4,12 +4,16 @@ A call is looked up by facts that say all that checks and compiled code depend o
 Whatever is unusual has no facts, and goes the long way: there errors are made and warnings given.
 """
 
+# torch's own guards are asked: all else that says how tensors are takes ten times as long.
+# pyright: reportPrivateUsage=false, reportMissingModuleSource=false
+
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
+from torch._C._dynamo.guards import TensorGuards
 
 from meshfuse.api.frozen_program import FrozenProgram
 from meshfuse.api.overlap_choice import Overlapping
@@ -27,7 +31,13 @@ _INT32_LIMIT, _INT64_LIMIT = 1 << 31, 1 << 63
 MOST_CALLS = 256
 """Calls that a definition remembers."""
 
+Terms = tuple[object, ...]
 Facts = tuple[object, ...]
+
+Give = Callable[[torch.Tensor, Sharding, tuple[int, ...]], DistributedTensor]
+
+Guard = Callable[[Sequence[Any]], bool]
+"""Whether other inputs have the facts of those that it was made of."""
 
 
 @final
@@ -35,37 +45,47 @@ Facts = tuple[object, ...]
 class HotCall:
     """How arguments are taken, what runs on them, and how results are given.
 
-    By position: `shards` are DistributedTensors, `detached` tensors that require grad, `reals`
-    numbers that must be floats. `outputs` has the shardings of results on a mesh, None for plain
-    ones, with their global shapes. `given` are the global sizes that the caller says. `kept` are
-    shardings that the facts know by identity, which is theirs while they live. `plan`: of all such
-    calls; None where sizes depend on the values of numbers, too.
+    `terms` and `fits` say which calls: see terms_of_call and guard_of. By position: `shards` are
+    DistributedTensors, `detached` tensors that require grad, `reals` numbers that must be floats.
+    `placed` has the results on a mesh, each with what makes it a DistributedTensor. `given` are the
+    global sizes that the caller says. `kept` are shardings that the facts know by identity, which
+    is theirs while they live. `plan`: of all such calls; None where sizes depend on the values of
+    numbers, too.
     """
 
+    terms: Terms
+    fits: Guard | None
     prepared: Prepared
     executable: Executable
     shards: tuple[int, ...]
     detached: tuple[int, ...]
     reals: tuple[int, ...]
-    outputs: tuple[tuple[Sharding, tuple[int, ...]] | None, ...]
-    is_plain: bool
+    placed: tuple[tuple[int, Give, Sharding, tuple[int, ...]], ...]
     given: Mapping[str, int]
     kept: tuple[Sharding, ...]
     plan: Plan | None
+
+    def is_like(self, inputs: Sequence[Any], terms: Terms) -> bool:
+        """Whether a call with these inputs is known to be one of those. Where it may be one, but
+        asking takes as long as finding its facts, it is not."""
+        fits = self.fits
+        return fits is not None and self.terms == terms and fits(inputs)
 
     def run(
         self, inputs: Sequence[Any], communicator: Communicator, call: Call | None
     ) -> list[torch.Tensor]:
         """The call. Raises as run_executable."""
-        executable, plan, arguments = self.executable, self.plan, self.take(inputs)
+        executable, plan, arguments = self.executable, self.plan, inputs
+        if self.shards or self.detached or self.reals:
+            arguments = self._take(inputs)
         if plan is None:
             found = run_executable(executable, arguments, communicator, given=self.given, call=call)
         else:
             slots = executable.slots(arguments)
             found = run_planned(executable, plan, slots, communicator, None, call)
-        return self.give(found)
+        return self._give(found) if self.placed else found
 
-    def take(self, inputs: Sequence[Any]) -> list[Argument]:
+    def _take(self, inputs: Sequence[Any]) -> list[Argument]:
         """The arguments as kernels take them."""
         arguments = list(inputs)
         for i in self.shards:
@@ -76,29 +96,26 @@ class HotCall:
             arguments[i] = float(arguments[i])
         return arguments
 
-    def give(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _give(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
         """The results as users get them."""
-        if self.is_plain:
-            return results
-        return [
-            result if placed is None else DistributedTensor.of_checked(result, *placed)
-            for result, placed in zip(results, self.outputs, strict=True)
-        ]
+        for place, give, sharding, shape in self.placed:
+            results[place] = give(results[place], sharding, shape)
+        return results
 
 
-def facts_of_call(
-    inputs: Sequence[Any],
+def terms_of_call(
     frozen: FrozenProgram,
     communicator: Communicator,
     is_auto: bool,
     overlap: Overlapping | None,
-) -> Facts | None:
-    """Of inputs, by whom the program is scheduled, and who runs it; None as `facts_of_inputs`."""
-    facts = facts_of_inputs(inputs)
-    if facts is None or not frozen.meshes:
-        return None if facts is None else (is_auto, overlap, facts)
-    order, place = torch.are_deterministic_algorithms_enabled(), communicator.place()
-    return (is_auto, overlap, order, place.rank, place.size, facts)
+    given: Mapping[str, int],
+) -> Terms:
+    """What a call depends on beside its inputs: by whom the program is scheduled, who runs it, and
+    which sizes the caller says."""
+    if not frozen.meshes:
+        return (is_auto, overlap, *given.items())
+    order, place = torch.are_deterministic_algorithms_enabled(), communicator.found_place()
+    return (is_auto, overlap, order, place.rank, place.size, *given.items())
 
 
 def facts_of_inputs(inputs: Sequence[Any]) -> Facts | None:
@@ -140,27 +157,43 @@ def facts_of_inputs(inputs: Sequence[Any]) -> Facts | None:
     return tuple(facts)
 
 
+def guard_of(inputs: Sequence[Any]) -> Guard | None:
+    """Asks torch of all inputs at once. None where there are others than plain tensors: of those,
+    facts say as much."""
+    if not inputs or not all(type(value) is torch.Tensor for value in inputs):
+        return None
+    guards = TensorGuards(*inputs, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    check, count = guards.check, len(inputs)
+    return lambda values: len(values) == count and check(*values)
+
+
 def remember_call(
+    terms: Terms,
     inputs: Sequence[Any],
     arguments: Sequence[Argument],
     prepared: Prepared,
     executable: Executable,
+    outputs: Sequence[torch.Tensor],
     results: Sequence[torch.Tensor],
     given: Mapping[str, int],
 ) -> HotCall | None:
-    """A call that has facts, as it went: its inputs, what became of them, and its results.
+    """A call that has facts, as it went: its terms, its inputs and what became of them, what ran,
+    what came of that, and its results.
 
     None where results are shards whose sizes depend on the values of numbers.
     """
-    outputs = tuple(
-        (result.sharding, result.global_shape) if isinstance(result, DistributedTensor) else None
-        for result in results
+    placed = tuple(
+        (place, _giving(outputs, place, arguments), result.sharding, result.global_shape)
+        for place, result in enumerate(results)
+        if isinstance(result, DistributedTensor)
     )
-    if any(outputs) and executable.sizes_are_scalars:
+    if placed and executable.sizes_are_scalars:
         return None
     tensors = [(i, value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     shards = [(i, value) for i, value in tensors if isinstance(value, DistributedTensor)]
     return HotCall(
+        terms,
+        guard_of(inputs),
         prepared,
         executable,
         tuple(i for i, _ in shards),
@@ -170,9 +203,16 @@ def remember_call(
             for i, (value, taken) in enumerate(zip(inputs, arguments, strict=True))
             if isinstance(taken, float) and not isinstance(value, float)
         ),
-        outputs,
-        not any(outputs),
+        placed,
         given,
         tuple(value.sharding for _, value in shards),
         executable.only_plan(arguments, given),
     )
+
+
+def _giving(outputs: Sequence[torch.Tensor], place: int, arguments: Sequence[Argument]) -> Give:
+    """How an output becomes a DistributedTensor. Whether torch makes a new tensor or gives back one
+    that it got depends on facts alone, so one that was new will be."""
+    output = outputs[place]
+    is_known = any(output is other for other in (*arguments, *outputs[:place]))
+    return DistributedTensor.of_checked if is_known else DistributedTensor.made_of

@@ -10,7 +10,6 @@ wait in the same call of the same program give up. Where all refuse alike, nobod
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from threading import Lock
 from typing import NamedTuple, final
@@ -51,7 +50,7 @@ class CallLog:
         self.current: Call | None = None
         self._entered: Call | None = None
         self._has_refused = False
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, int] = {}
         self._store = store
         self._refused = str(rank)
         self._turn = Lock()
@@ -61,8 +60,8 @@ class CallLog:
         if self._has_refused:
             self._has_refused = False
             self._store.set(self._refused, "")
-        self._counts[program] += 1
-        return Call(program, self._counts[program])
+        number = self._counts[program] = self._counts.get(program, 0) + 1
+        return Call(program, number)
 
     def enter(self, call: Call | None) -> None:
         """The call goes to its collectives; `leave` follows.

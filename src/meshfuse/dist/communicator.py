@@ -74,8 +74,9 @@ class CallEntry:
         self._attachment.bound.add(bound)
 
     def leads_in(self) -> bool:
-        """Whether the default process group is the one for which this was made."""
-        return self._communicator._find_attachment() is self._attachment
+        """Whether the default process group is the one for which this was made; as the call that
+        is under way has found it."""
+        return self._communicator._attachment is self._attachment
 
     def enter(
         self, call: Call | None, inputs: Sequence[object] = (), seconds: float | None = None
@@ -160,7 +161,13 @@ class Communicator:
 
     def place(self) -> Place:
         """Rank and size, here and in all."""
-        attachment = self._find_attachment()
+        self._find_attachment()
+        return self.found_place()
+
+    def found_place(self) -> Place:
+        """As `place`, on the default process group that `instance` has found: no call looks for it
+        twice."""
+        attachment = self._attachment
         if attachment is not None:
             return attachment.place
         return ALONE if self._launch is None else self._launch.place
@@ -255,13 +262,13 @@ class Communicator:
         return group
 
     def begin_call(self, program: str) -> Call | None:
-        """A call begins of a program, which the text stands for on all ranks. None for a process
-        that is alone.
+        """A call begins of a program, which the text stands for on all ranks, on the default
+        process group that `instance` has found. None for a process that is alone.
 
         Where it ends with an error before it comes to its collectives, `refuse` tells the peers
         that wait in it.
         """
-        attachment = self._find_attachment()
+        attachment = self._attachment
         if attachment is None or attachment.place.size == 1:
             return None
         return attachment.calls.count(program)

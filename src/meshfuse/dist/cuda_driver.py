@@ -11,12 +11,14 @@ neither a kernel nor a multiprocessor. Source: CUDA driver API, "Stream memory o
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, final
 
 import torch
 
 _RELAXED_CAPTURE: Final = 2
+_SET_DEPENDENCIES: Final = 1
 
 
 class FlagOperation(ctypes.Structure):
@@ -39,18 +41,37 @@ class StreamMemory:
     """Flags that streams write and await. Raises OSError or AttributeError where the driver is
     missing or too old."""
 
-    __slots__ = ("_batch",)
+    __slots__ = ("_batch", "_capture_info", "_follow_in_capture")
 
     def __init__(self) -> None:
-        self._batch = driver().cuStreamBatchMemOp_v2
-        self._batch.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint)
+        library, handle = driver(), ctypes.c_void_p
+        self._batch = library.cuStreamBatchMemOp_v2
+        self._batch.argtypes = (handle, ctypes.c_uint, handle, ctypes.c_uint)
+        self._capture_info = library.cuStreamGetCaptureInfo_v2
+        self._capture_info.argtypes = (handle,) * 6
+        self._follow_in_capture = library.cuStreamUpdateCaptureDependencies
+        self._follow_in_capture.argtypes = (handle, handle, ctypes.c_size_t, ctypes.c_uint)
 
     def put(self, stream: int, operations: Sequence[tuple[int, int, int]]) -> None:
         """Put operations on a stream, in order: kind, address and value of each."""
         batch = (FlagOperation * len(operations))(*operations)
-        code = self._batch(stream, len(operations), batch, 0)
-        if code:
-            raise RuntimeError(f"a stream memory operation failed with CUDA error {code}")
+        _check(self._batch(stream, len(operations), batch, 0))
+
+    @contextmanager
+    def beside(self, stream: int) -> Iterator[None]:
+        """What is put on a stream that captures here follows what it has so far; what comes behind
+        this does not wait for it. The graph ends when all has."""
+        status, count, nodes = ctypes.c_int(), ctypes.c_size_t(), ctypes.POINTER(ctypes.c_void_p)()
+        found = (ctypes.byref(status), None, None, ctypes.byref(nodes), ctypes.byref(count))
+        _check(self._capture_info(stream, *found))
+        followed = (ctypes.c_void_p * count.value)(*(nodes[k] for k in range(count.value)))
+        yield
+        _check(self._follow_in_capture(stream, followed, count.value, _SET_DEPENDENCIES))
+
+
+def _check(code: int) -> None:
+    if code:
+        raise RuntimeError(f"a stream memory operation failed with CUDA error {code}")
 
 
 def driver() -> ctypes.CDLL:

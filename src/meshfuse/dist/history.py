@@ -16,8 +16,10 @@ _BITS = 16
 _ALL = (1 << _LONG * _BITS) - 1
 """The bits of a long context."""
 
+_NONE = 0
+"""In place of a call's number, where there was none."""
+
 Key = tuple[object, ...]
-_Short = tuple[Key | None, Key | None, int]
 
 
 @final
@@ -38,43 +40,46 @@ class CallHistory:
     __slots__ = ("_before", "_last", "_long", "_next_by_long", "_next_by_short", "_numbers", "_run")
 
     def __init__(self) -> None:
-        self._before: Key | None = None
-        self._last: Key | None = None
-        self._run = 0
         self._numbers: dict[Key, int] = {}
+        self._before = self._last = _NONE
+        self._run = 0
         self._long = 0
-        self._next_by_short: BoundedTable[_Short, Key] = BoundedTable(MOST_CONTEXTS)
-        self._next_by_long: BoundedTable[int, Key] = BoundedTable(MOST_CONTEXTS)
+        self._next_by_short: BoundedTable[tuple[int, int, int], int] = BoundedTable(MOST_CONTEXTS)
+        self._next_by_long: BoundedTable[int, int] = BoundedTable(MOST_CONTEXTS)
 
     def expects(self, key: Key) -> bool:
-        found = self._next_by_long.get(self._long) if self._run < _LONG else None
-        if found is None:
-            found = self._next_by_short.get((self._before, self._last, self._run))
-        return (self._last if found is None else found) == key
+        return self._numbers.get(key) == self._expected()
 
     def has_followed(self, key: Key) -> bool:
         """`note`, of a call that is expected; nothing for another."""
-        if not self.expects(key):
+        number = self._numbers.get(key)
+        if number is None or number != self._expected():
             return False
-        self._go_on(key)
+        self._go_on(number)
         return True
 
     def note(self, key: Key) -> None:
         """All ranks of the team make this call."""
-        if not self.expects(key):
-            self._next_by_long.put(self._long, key)
-            self._next_by_short.put((self._before, self._last, self._run), key)
-        self._go_on(key)
-
-    def _go_on(self, key: Key) -> None:
         number = self._numbers.get(key)
         if number is None:
             number = self._count(key)
-        self._long = (self._long << _BITS | number) & _ALL
-        if key == self._last:
-            self._run += 1
-        else:
-            self._before, self._last, self._run = self._last, key, 1
+        if number != self._expected():
+            self._next_by_long.put(self._long, number)
+            self._next_by_short.put((self._before, self._last, self._run), number)
+        self._go_on(number)
+
+    def _expected(self) -> int:
+        found = self._next_by_long.get(self._long) if self._run < _LONG else None
+        if found is None:
+            found = self._next_by_short.get((self._before, self._last, self._run))
+        return self._last if found is None else found
+
+    def _go_on(self, number: int) -> None:
+        if number != self._last:
+            self._before, self._last, self._run = self._last, number, 0
+        self._run += 1
+        if self._run <= _LONG:  # then it has nothing but this call
+            self._long = (self._long << _BITS | number) & _ALL
 
     def _count(self, key: Key) -> int:
         """The number of a call that is new. The same on all ranks, as are the calls."""

@@ -182,11 +182,17 @@ class _CudaLink:
         self._queue.append((FlagOperation.AWAIT, address, value))
 
     def flush(self) -> None:
-        if self._queue:
-            queue, self._queue = self._queue, []
-            if self.log is not None:
-                self.log += [(address, value) for _, address, value in queue]
-            self._driver.put(current_handle(self.device), queue)
+        if not self._queue:
+            return
+        queue, self._queue = self._queue, []
+        stream, driver, log = current_handle(self.device), self._driver, self.log
+        if log is not None:
+            log += [(address, value) for _, address, value in queue]
+        if log is None or any(kind == FlagOperation.AWAIT for kind, _, _ in queue):
+            driver.put(stream, queue)
+        else:  # nothing here waits for what only peers are told
+            with driver.beside(stream):
+                driver.put(stream, queue)
 
     def forget(self) -> None:
         self._queue.clear()

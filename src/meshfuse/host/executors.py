@@ -151,10 +151,11 @@ def run_planned(
     call: Call | None = None,
 ) -> list[torch.Tensor]:
     """As run_executable, of what `Executable.start` gave. The inputs are in the first slots."""
-    trace = _with_marks(trace)
+    if profiler._is_profiler_enabled:
+        trace = _with_marks(trace)
     drawing = executable.drawing
     draw = None if drawing is None else partial(_draw_into, drawing, communicator)
-    if trace is None and not _takes_turns(executable, plan):
+    if trace is None and (plan.order is None or not _takes_turns(executable, plan)):
         return direct_plan(executable, plan, communicator).run(slots, call, draw)
     with torch.no_grad(), without_autocast(), ExitStack() as ends:
         if plan.agreements:
