@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 
 import overlap_forms as forms
 import torch
@@ -157,11 +158,13 @@ def resident_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def growth(samples: Sequence[Sample], name: str) -> float:
-    """Bytes from the first quarter of the samples to the last one, by medians."""
+def growth(samples: Sequence[Sample], name: str) -> list[float]:
+    """Bytes from the first quarter of the samples to each of the others, by medians."""
     values = [getattr(sample, name) for sample in samples]
-    quarter = max(1, len(values) // 4)
-    return statistics.median(values[-quarter:]) - statistics.median(values[:quarter])
+    ends = [len(values) * k // 4 for k in range(5)]
+    quarters = [values[a:b] or values for a, b in pairwise(ends)]
+    first, *others = [statistics.median(quarter) for quarter in quarters]
+    return [other - first for other in others]
 
 
 def warm_up(job: Job, subjects: Sequence[Subject]) -> list[Subject]:
@@ -212,11 +215,13 @@ def tell(
 ) -> dict[str, float]:
     """What was found; returns the growth of each kind of memory on the worst rank, in bytes."""
     kinds = ("allocated", "reserved", "resident")
-    worst = job.largest([growth(samples, kind) for kind in kinds])
-    grown: dict[str, float] = dict(zip(kinds, worst, strict=True))
-    for kind, value in grown.items():
-        verdict = "GROWS" if value > GROWTH_BYTES else "flat"
-        job.say(f"{kind}: {value / 2**20:+.1f} MiB after warm-up, {verdict}")
+    grown: dict[str, float] = {}
+    for kind in kinds:
+        by_quarter = job.largest(growth(samples, kind))
+        grown[kind] = by_quarter[-1]
+        verdict = "GROWS" if grown[kind] > GROWTH_BYTES else "flat"
+        told = ", ".join(f"{value / 2**20:+.1f}" for value in by_quarter)
+        job.say(f"{kind}: {told} MiB by quarters after the first, {verdict}")
     job.say(f"{calls} calls, {len(samples)} samples: {wrong or 'all exact, no hang'}")
     report.add(calls=calls, wrong=wrong, growth=grown, samples=[asdict(s) for s in samples])
     return grown

@@ -78,7 +78,7 @@ class MemoryLink:
     def await_flag(self, flag: int, value: int) -> None:
         self.queue.append((None, flag, value))
 
-    def flush(self) -> None:
+    def flush(self, *, is_beside: bool = False) -> None:
         queue, self.queue = self.queue, []
         if self.log is not None:
             self.log += queue

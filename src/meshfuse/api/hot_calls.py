@@ -28,6 +28,7 @@ from meshfuse.host.plan import Executable, Plan
 from meshfuse.runtime.arguments import Argument
 
 _INT32_LIMIT, _INT64_LIMIT = 1 << 31, 1 << 63
+_TENSORS = (torch.Tensor, torch.nn.Parameter, DistributedTensor)
 MOST_CALLS = 256
 """Calls that a definition remembers."""
 
@@ -158,13 +159,26 @@ def facts_of_inputs(inputs: Sequence[Any]) -> Facts | None:
 
 
 def guard_of(inputs: Sequence[Any]) -> Guard | None:
-    """Asks torch of all inputs at once. None where there are others than plain tensors: of those,
-    facts say as much."""
-    if not inputs or not all(type(value) is torch.Tensor for value in inputs):
+    """Asks torch of all tensors at once. None where there is anything else among them."""
+    if not inputs or not all(type(value) in _TENSORS for value in inputs):
         return None
     guards = TensorGuards(*inputs, dynamic_dims_sizes=None, dynamic_dims_strides=None)
     check, count = guards.check, len(inputs)
-    return lambda values: len(values) == count and check(*values)
+    shards = [
+        (place, value.sharding, value.global_shape)
+        for place, value in enumerate(inputs)
+        if type(value) is DistributedTensor
+    ]
+    if not shards:
+        return lambda values: len(values) == count and check(*values)
+    return lambda values: (
+        len(values) == count
+        and check(*values)
+        and all(
+            values[place].sharding is sharding and values[place].global_shape == shape
+            for place, sharding, shape in shards
+        )
+    )
 
 
 def remember_call(

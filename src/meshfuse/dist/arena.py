@@ -63,8 +63,9 @@ class Link(Protocol):
         """Go on when this rank's flag is `value` or more."""
         ...
 
-    def flush(self) -> None:
-        """Flags that were raised or awaited here are on the stream when this returns."""
+    def flush(self, *, is_beside: bool = False) -> None:
+        """Flags that were raised or awaited here are on the stream when this returns. `is_beside`:
+        where the stream records, what comes next does not wait for flags that are only raised."""
         ...
 
     def forget(self) -> None:
@@ -235,9 +236,10 @@ class Arena:
             out.copy_(memory, non_blocking=True)
         self.link.raise_flag(owner, self._flag(use, self.place, is_done=True), use.number)
 
-    def flush(self) -> None:
-        """Put the flags on the stream that were raised or awaited since the last time."""
-        self.link.flush()
+    def flush(self, *, is_beside: bool = False) -> None:
+        """Put the flags on the stream that were raised or awaited since the last time: see
+        Link.flush."""
+        self.link.flush(is_beside=is_beside)
 
     def _flag(self, use: Use, place: int, *, is_done: bool) -> int:
         """The flag of a slot that the rank at `place` raises."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import count
 from typing import Any, ClassVar, cast, final
 
@@ -181,18 +182,16 @@ class _CudaLink:
         address = self._addresses[self._place] + 4 * flag
         self._queue.append((FlagOperation.AWAIT, address, value))
 
-    def flush(self) -> None:
+    def flush(self, *, is_beside: bool = False) -> None:
         if not self._queue:
             return
         queue, self._queue = self._queue, []
         stream, driver, log = current_handle(self.device), self._driver, self.log
         if log is not None:
             log += [(address, value) for _, address, value in queue]
-        if log is None or any(kind == FlagOperation.AWAIT for kind, _, _ in queue):
+            is_beside = is_beside and all(kind == FlagOperation.WRITE for kind, _, _ in queue)
+        with driver.beside(stream) if is_beside and log is not None else nullcontext():
             driver.put(stream, queue)
-        else:  # nothing here waits for what only peers are told
-            with driver.beside(stream):
-                driver.put(stream, queue)
 
     def forget(self) -> None:
         self._queue.clear()
@@ -300,16 +299,18 @@ class SymmetricTransport:
     def bind(self, collective: str, transfer: Transfer) -> Start:
         """What puts a fetch or delivery on the current stream, from a source into a dense
         result."""
-        find = self._fetched(transfer) if collective == "fetch" else self._delivered(transfer)
+        is_own, is_fetch = transfer.is_own, collective == "fetch"
+        find = self._fetched(transfer) if is_fetch else self._delivered(transfer)
         arena, owner = self._arena, transfer.sources[transfer.place]
-        is_own = transfer.is_own
 
         def start(src: torch.Tensor, out: torch.Tensor) -> None:
             self._refuse_capture()
             use = find(src)
             if use is not None and not is_own:
                 arena.pull(use, owner, out)
-            arena.flush()
+            # A product waits for what is fetched, and need not for what peers are told of that;
+            # behind what is delivered comes a sum, which waits for another product, too.
+            arena.flush(is_beside=is_fetch)
 
         return start
 

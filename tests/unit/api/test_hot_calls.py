@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 from meshfuse import DataType, DistributedTensor, FusionDefinition, ParallelType
+from meshfuse.api import executor_cache
 from meshfuse.api.executor_cache import FusionExecutorCache
 from meshfuse.api.hot_calls import MOST_CALLS, facts_of_inputs
+from meshfuse.base.errors import UserError
 from meshfuse.multidevice import DeviceMesh
 
 
@@ -139,6 +141,86 @@ def test_shards_keep_their_sharding_and_other_shardings_are_refused(
     assert isinstance(third, DistributedTensor)
     assert third.sharding == second.sharding
     assert torch.equal(third.local, x * 4)
+
+
+def shifted(size: int = 4) -> FusionDefinition:
+    """x + w of float matrices, which may lie in any way."""
+    with FusionDefinition() as fd:
+        x, w = (fd.define_tensor([-1, size], contiguity=False) for _ in range(2))
+        fd.add_output(fd.ops.add(x, w))
+    return fd
+
+
+def test_a_call_like_the_last_is_told_without_its_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    fd, x = shifted(), torch.randn(3, 4)
+    weight = torch.nn.Parameter(torch.randn(3, 4), requires_grad=False)
+    fd.execute([x, weight])
+    fd.execute([x, weight])
+    monkeypatch.setattr(executor_cache, "facts_of_inputs", lambda _: pytest.fail("its facts"))
+    for _ in range(2):
+        assert torch.equal(fd.execute([x + 1, weight])[0], x + 1 + weight)
+    for others in ([x, x], [x.T.contiguous().T, weight], [x[:2], weight[:2]], [x.double(), weight]):
+        with pytest.raises(pytest.fail.Exception, match="its facts"):
+            fd.execute(others)
+    with pytest.raises(pytest.fail.Exception, match="its facts"):
+        fd.execute([x, weight], overlap="off")
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda x, w: [x], "expected 2 inputs"),
+        (lambda x, w: [x, w, w], "expected 2 inputs"),
+        (lambda x, w: [x, 1.0], "an at::Tensor but got scalar"),
+        (lambda x, w: [x, w.double()], "dtype float, but got"),
+        (lambda x, w: [x, w[:2]], "of size 3"),
+        (lambda x, w: [x, w.to_sparse()], "a dense tensor"),
+    ],
+)
+def test_calls_unlike_the_last_get_their_errors(
+    other: Callable[..., list[object]], message: str
+) -> None:
+    fd, x, w = shifted(), torch.randn(3, 4), torch.randn(3, 4)
+    for _ in range(3):
+        fd.execute([x, w])
+        with pytest.raises(RuntimeError, match=re.escape(message)):
+            fd.execute(other(x, w))
+
+
+@pytest.mark.filterwarnings("ignore:input 0 requires grad")
+def test_calls_unlike_the_last_that_are_right() -> None:
+    fd, x, w = shifted(), torch.randn(3, 4), torch.randn(3, 4)
+    grown = x.clone().requires_grad_()
+    for _ in range(3):
+        for own, other in ((x, w), (x.T.contiguous().T, w), (x[:2], w[1:]), (grown, w), (x, w)):
+            [y] = fd.execute([own, other])
+            assert torch.equal(y, own.detach() + other) and not y.requires_grad
+        with pytest.raises(UserError, match="resolve_neg"):
+            fd.execute([torch._neg_view(x), w])
+        with torch.inference_mode():
+            assert torch.equal(fd.execute([x, w])[0], x + w)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(fd.execute([x, w])[0], x + w)
+
+
+def test_inputs_that_are_outputs_stay_what_they_are() -> None:
+    mesh = DeviceMesh([0])
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 4], contiguity=True)
+        y = fd.ops.cast(x, DataType.Float)
+        fd.add_output(y)
+        fd.add_output(x)
+        fd.add_output(fd.ops.add(x, 1.0))
+        for tensor in (x, y):
+            tensor.set_device_mesh(mesh)
+            tensor.outer_split(0, 1)
+            tensor.axis(0).parallelize(ParallelType.mesh_x)
+    plain = torch.randn(2, 4)
+    for _ in range(4):
+        outputs = fd.execute([plain])
+        assert type(plain) is torch.Tensor
+        assert [type(output) for output in outputs] == 3 * [DistributedTensor]
+        assert all(torch.equal(o.local, plain + k) for o, k in zip(outputs, (0, 0, 1), strict=True))
 
 
 def test_calls_are_forgotten_again() -> None:
