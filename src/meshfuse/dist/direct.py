@@ -7,6 +7,7 @@ go to the backend, or to symmetric memory, directly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import final
 
@@ -17,32 +18,60 @@ from meshfuse.dist.bound_collectives import SizedCollective
 from meshfuse.dist.collectives import CollectiveRequest, Start
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.groups import Group
-from meshfuse.dist.packing import Packing, room_behind
+from meshfuse.dist.packing import Blocks, Packing, room_behind
 from meshfuse.dist.pending import Pending
 from meshfuse.dist.transfers import SizedTransfer
+from meshfuse.runtime.allocate import memory_with_room
 
-Flatten = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Makes of contiguous tensors what is sent and received."""
+Flatten = Callable[[torch.Tensor], torch.Tensor]
+"""Makes of a contiguous tensor what is sent or received."""
 
 
-def _flattening(packing: Packing, src: torch.Tensor, out: torch.Tensor) -> Flatten | None:
-    """What is received comes right into `out`, and what is sent lies in `src` or is packed; None
-    where there is more to do behind a collective."""
-    memory = packing.received_in(out)
-    if memory is None or memory.data_ptr() != out.data_ptr() or packing.kept is not None:
+def _sending(sends: Blocks, src: torch.Tensor) -> Flatten | None:
+    """How what is sent is made of sources like this one; None: they are that."""
+    padding = sends.padding_behind(src)
+    if padding == 0:
         return None
-    sends, received = packing.sends, memory.shape
-    sent = sends.memory_in(src, room_behind(src))
-    if sent is None or sent.data_ptr() != src.data_ptr():
-        return lambda src, out: (sends.pack(src), out.as_strided(received, (1,)))
-    length, padding = sent.numel(), sent.numel() - src.numel()
+    axis = next((axis for axis, size in enumerate(src.shape) if size != 1), 0)
+    before, after = src.shape[:axis], src.shape[axis + 1 :]
+    row = math.prod(after)
+    if padding is None or row == 0 or padding % row:
+        return sends.pack
+    behind = src.new_zeros((*before, padding // row, *after))
 
-    def flatten(src: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        has_room = padding <= 0 or room_behind(src) >= padding
-        send = src.as_strided((length,), (1,)) if has_room else sends.pack(src)
-        return send, out.as_strided(received, (1,))
+    def lengthen(src: torch.Tensor) -> torch.Tensor:
+        return torch.cat((src, behind), axis)
 
-    return flatten
+    return lengthen if room_behind(src) < padding else _with_room_behind(sends.elements, lengthen)
+
+
+def _with_room_behind(elements: int, otherwise: Flatten) -> Flatten:
+    """What lies in memory from where a tensor begins, for as long as memory always went on."""
+    shape, has_room = (elements,), True
+
+    def send(src: torch.Tensor) -> torch.Tensor:
+        nonlocal has_room
+        if has_room:
+            try:
+                return src.as_strided(shape, (1,))
+            except RuntimeError:  # torch has looked, and will not again: an error takes long
+                has_room = False
+        return otherwise(src)
+
+    return send
+
+
+def _receiving(receives: Blocks) -> Flatten:
+    """How what is received comes right into memory that has room for padding."""
+    shape = (receives.elements,)
+    return lambda out: memory_with_room(out, shape)
+
+
+def _comes_right(packing: Packing, out: torch.Tensor) -> bool:
+    """Whether a result is all that there is to make of what is received, but for padding."""
+    padding = packing.receives.padding_behind(out)
+    has_place = padding == 0 or (padding is not None and packing.has_room)
+    return has_place and packing.kept is None
 
 
 @final
@@ -53,9 +82,10 @@ class DirectCollective:
         "_collective",
         "_communicator",
         "_device",
-        "_flatten",
         "_group",
         "_pending",
+        "_receive",
+        "_send",
         "_sequence",
         "_start",
         "_text",
@@ -68,7 +98,8 @@ class DirectCollective:
         self._pending: Pending | None = None
         self._group: Group | None = None
         self._start: Start | None = None
-        self._flatten: Flatten | None = None
+        self._send: Flatten | None = None
+        self._receive: Flatten | None = None
         self._text = ""
         self._work: dist.Work | None = None
         self._sequence = 0
@@ -76,27 +107,35 @@ class DirectCollective:
 
     def post(self, src: torch.Tensor, out: torch.Tensor) -> None:
         """Raises as Communicator.post does."""
-        start, group, flatten = self._start, self._group, self._flatten
-        is_dense = src.is_contiguous() and out.is_contiguous()
-        if start is None or group is None or not is_dense:
-            self._post_request(self._collective.request(src, out), is_dense)
+        start, group = self._start, self._group
+        if start is None or group is None or not (src.is_contiguous() and out.is_contiguous()):
+            self._post_request(src, out)
             return
-        if flatten is not None:
-            src, out = flatten(src, out)
-        self._work = group.start(start, src, out, self._text)
-        self._sequence, self._device = group.posted, out.device
+        if self._send is not None:
+            src = self._send(src)
+        if self._receive is not None:
+            out = self._receive(out)
+        work = start(src, out)
+        if work is not None:
+            self._work, self._sequence = work, group.posted
 
-    def _post_request(self, request: CollectiveRequest, is_dense: bool) -> None:
+    def _post_request(self, src: torch.Tensor, out: torch.Tensor) -> None:
+        request = self._collective.request(src, out)
         pending = self._pending = self._communicator.post(request)
-        order = self._collective.order
-        if pending.group is None or not is_dense or order != tuple(range(len(order))):
+        order, is_dense = self._collective.order, src.is_contiguous() and out.is_contiguous()
+        if pending.group is not None and is_dense and order == tuple(range(len(order))):
+            self._bind(pending.group, request)
+
+    def _bind(self, group: Group, request: CollectiveRequest) -> None:
+        """Later posts are like this one."""
+        start, packing = group.bind(request), request.packing
+        if start is None or (packing is not None and not _comes_right(packing, request.out)):
             return
-        if request.packing is not None:
-            self._flatten = _flattening(request.packing, request.src, request.out)
-            if self._flatten is None:
-                return
-        self._group, self._text = pending.group, str(request)
-        self._start = pending.group.bind(request)
+        if packing is not None:
+            self._send = _sending(packing.sends, request.src)
+            self._receive = _receiving(packing.receives) if packing.receives.padding else None
+        self._group, self._device, self._text = group, request.out.device, str(request)
+        self._start = group.counted(start, self._device, self._text)
 
     def wait(self) -> None:
         """Raises as Pending.wait does."""
@@ -115,23 +154,24 @@ class DirectTransfer:
     `group`: its team's, when it was posted and needs no request any more. `text`: what it is.
     """
 
-    __slots__ = ("_communicator", "_pending", "_start", "_transfer", "group", "text")
+    __slots__ = ("_communicator", "_counted", "_pending", "_start", "_transfer", "group", "text")
 
     def __init__(self, communicator: Communicator, transfer: SizedTransfer) -> None:
         self._communicator = communicator
         self._transfer = transfer
         self._pending: Pending | None = None
         self._start: Start | None = None
+        self._counted: Start | None = None
         self.group: Group | None = None
         self.text = ""
 
     def post(self, src: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
         """What the rank gets, once it has come. Raises as Communicator.post does."""
-        start, group = self._start, self.group
-        if start is None or group is None:
+        start = self._counted
+        if start is None:
             return self._post_request(self._transfer.request(src, into))
         src, out = self._transfer.buffers(src, into)
-        group.start(start, src, out, self.text)
+        start(src, out)
         return out
 
     def record(self, src: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
@@ -144,9 +184,12 @@ class DirectTransfer:
 
     def _post_request(self, request: CollectiveRequest) -> torch.Tensor:
         pending = self._pending = self._communicator.post(request)
-        if pending.group is not None and pending.group.transport is not None:
-            self.group, self.text = pending.group, str(request)
-            self._start = pending.group.bind(request)
+        group = pending.group
+        if group is not None and group.transport is not None:
+            self.group, self.text = group, str(request)
+            self._start = group.bind(request)
+            if self._start is not None:
+                self._counted = group.counted(self._start, request.out.device, self.text)
         return request.out
 
     def wait(self) -> None:

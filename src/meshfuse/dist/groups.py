@@ -170,22 +170,27 @@ class Group:
             return None
         return collectives.start_of(self._usable_backend(request), request)
 
-    def start(
-        self, start: Start, src: torch.Tensor, out: torch.Tensor, text: str
-    ) -> dist.Work | None:
-        """As `post`, by what `bind` has given; `text` stands for the request."""
-        with self._lock:
-            self._usable_backend(text)
-            self._sequence += 1
-            try:
-                work = start(src, out)
-            except MeshfuseError:
-                raise
-            except RuntimeError as error:
-                raise self._failed(text, self._sequence, error) from error
-        if work is None:
-            self._watch_stream(out.device, text)
-        return work
+    def counted(self, start: Start, device: torch.device, text: str) -> Start:
+        """`start`, which `bind` has given, with all else that `post` does; `text` stands for the
+        request."""
+        lock, watch = self._lock, self._stream_watch
+
+        def post(src: torch.Tensor, out: torch.Tensor) -> dist.Work | None:
+            with lock:
+                if self._backend is None:
+                    raise self._is_broken(text)
+                self._sequence = sequence = self._sequence + 1
+                try:
+                    work = start(src, out)
+                except MeshfuseError:
+                    raise
+                except RuntimeError as error:
+                    raise self._failed(text, sequence, error) from error
+            if work is None:
+                watch.note(device, sequence, text)
+            return work
+
+        return post
 
     def repeat(self, transfers: int, device: torch.device, text: str) -> None:
         """Count transfers that the current stream has got in some other way; `text` stands for
@@ -247,11 +252,14 @@ class Group:
 
     def _usable_backend(self, request: CollectiveRequest | str) -> CollectiveBackend:
         if self._backend is None:
-            raise CommunicationError(
-                f"{request}: the group failed before, and stays so until the process group is "
-                f"destroyed and made again: {self.broken}"
-            )
+            raise self._is_broken(request)
         return self._backend
+
+    def _is_broken(self, request: CollectiveRequest | str) -> CommunicationError:
+        return CommunicationError(
+            f"{request}: the group failed before, and stays so until the process group is "
+            f"destroyed and made again: {self.broken}"
+        )
 
     def abandon(self, reason: str) -> None:
         """Give up: later posts fail, and waiting peers learn the reason."""

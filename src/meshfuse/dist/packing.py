@@ -88,6 +88,16 @@ def _slice(runs: Runs) -> slice:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """Flat memory of so many `elements`, from where `begin` does; the last ones are padding."""
+
+    begin: torch.Tensor
+    elements: int
+    padding: int
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
     """Regions of a tensor of `shape`, one after the other in flat memory; None for nothing.
 
@@ -131,24 +141,42 @@ class Blocks:
 
         Padding at the end may lie behind the tensor, where there is `room` for so many elements.
         """
+        if self.elements == 0:
+            return tensor.new_empty(0)
+        piece = self._piece_of(tensor)
+        if piece is None or piece.padding > room:
+            return None
+        return piece.begin.as_strided((piece.elements,), (1,))
+
+    def padding_behind(self, tensor: torch.Tensor) -> int | None:
+        """How many elements of padding come behind a tensor that is all the rest of the flat
+        memory, as it lies; None if it is not."""
+        if tensor.numel() == 0:
+            return self.elements
+        piece = self._piece_of(tensor)
+        if piece is None or piece.begin.storage_offset() != tensor.storage_offset():
+            return None
+        return piece.padding if piece.elements == tensor.numel() + piece.padding else None
+
+    def _piece_of(self, tensor: torch.Tensor) -> _Piece | None:
+        """Where the regions of a tensor lie as in the flat memory, if they do."""
         first: torch.Tensor | None = None
-        place = filled = 0
+        begin = place = filled = 0
         for region, length in zip(self.regions, self.lengths, strict=True):
             if region is not None and region.elements:
                 if not region.is_sliced:
                     return None
                 part = region.read(tensor).permute(self.order)
                 if first is None:
-                    first, place = part, part.storage_offset() + place
+                    first, begin = part, int(part.storage_offset())
+                    place += begin
                 if part.storage_offset() != place or not part.is_contiguous():
                     return None
                 filled = place + region.elements
             place += length
         if first is None:
-            return tensor.new_empty(0) if self.elements == 0 else None
-        if place - filled > room:
             return None
-        return first.as_strided((place - first.storage_offset(),), (1,))
+        return _Piece(first, place - begin, place - filled)
 
     def _pairs(self, memory: torch.Tensor) -> Iterator[tuple[Region, torch.Tensor]]:
         """Each region that has elements, and its block of the memory in its shape."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -35,9 +36,17 @@ def allocator(
     """What allocates such tensors, each with `room` for so many elements behind it."""
     shape, strides = tuple(sizes), dense_strides(sizes, order)
     if not room:
-        return lambda: torch.empty_strided(shape, strides, dtype=dtype, device=device)
-    elements = math.prod(shape) + room
-    return lambda: torch.empty(elements, dtype=dtype, device=device).as_strided(shape, strides)
+        return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+    whole = partial(torch.empty, math.prod(shape) + room, dtype=dtype, device=device)
+    return lambda: whole().as_strided(shape, strides)
+
+
+def memory_with_room(tensor: torch.Tensor, shape: tuple[int]) -> torch.Tensor:
+    """The flat memory of a tensor that an allocator has made, with all the room behind it."""
+    whole = tensor._base  # of which it is a view, unless that was made in torch's inference mode
+    if whole is not None and whole.shape == shape:
+        return whole
+    return tensor.as_strided(shape, (1,))
 
 
 def is_dense(tensor: torch.Tensor, order: Sequence[int]) -> bool:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,14 +16,14 @@ import torch
 from torch.distributed import HashStore, PrefixStore
 
 from meshfuse.base.errors import CommunicationError
-from meshfuse.dist import deadlines, groups
+from meshfuse.dist import collectives, deadlines, groups
 from meshfuse.dist.board import Board, publish_identity
 from meshfuse.dist.bound_collectives import SizedCollective
 from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, Transfer
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.direct import DirectCollective, DirectTransfer
 from meshfuse.dist.groups import Group
-from meshfuse.dist.packing import Holding, Packing, pack_gather
+from meshfuse.dist.packing import Holding, Packing, pack_gather, pack_scatter
 from meshfuse.dist.pending import Pending
 from meshfuse.dist.transfers import SizedTransfer
 
@@ -122,11 +124,14 @@ def test_sums_are_of_the_source(backend: Backend) -> None:
     assert peers.requests == 1
 
 
+PARTS = [Holding(((rows,), (range(2),))) for rows in (range(3), range(3, 5))]
+"""Three rows and two, of two elements each."""
+WHOLE = Holding(((range(5),), (range(2),)))
+
+
 def uneven(rank: int) -> Packing:
-    """Of an all-gather of three rows and two, of two elements each."""
-    parts = [Holding(((rows,), (range(2),))) for rows in (range(3), range(3, 5))]
-    whole = Holding(((range(5),), (range(2),)))
-    return replace(pack_gather(parts, rank, whole, (0, 1), CPU), has_room=True)
+    """Of an all-gather of these."""
+    return replace(pack_gather(PARTS, rank, WHOLE, (0, 1), CPU), has_room=True)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -145,6 +150,92 @@ def test_uneven_blocks_come_right_into_memory_with_room(backend: Backend, rank: 
         assert torch.equal(memory[: 2 * rows], src.flatten())
         assert torch.equal(memory[6 : 6 + 2 * 2], src[:2].flatten())
     assert (peers.requests, backend.log) == (1, ["gather 6"] * 4)
+
+
+def layouts(shape: tuple[int, ...], room: int) -> dict[str, torch.Tensor]:
+    """Equal tensors that lie differently in memory."""
+    values = torch.arange(1.0, 1 + math.prod(shape)).view(shape)
+
+    def within(before: int, behind: int) -> torch.Tensor:
+        memory = torch.full((before + values.numel() + behind,), -7.0)
+        return memory.as_strided(shape, values.stride(), before).copy_(values)
+
+    return {
+        "alone": values,
+        "at the end": within(3, 0),
+        "with little behind": within(1, room - 1),
+        "with room": within(0, room),
+        "in the middle": within(4, room + 5),
+        "with gaps": torch.stack((values, -values), -1)[..., 0],
+    }
+
+
+TURNS = list(itertools.permutations(["alone", "at the end", "with room", "in the middle"], 3))
+
+
+@pytest.mark.parametrize("turns", [*TURNS, ("with gaps", "with room", "with little behind")])
+def test_sources_may_lie_otherwise_in_each_call(backend: Backend, turns: tuple[str, ...]) -> None:
+    """Of the shorter block: whatever lies behind it, and whether the first one had room."""
+    peers = peers_over(backend)
+    sized = SizedCollective(3, "all_gather", TEAM, (0, 1), None, "a test", uneven(1), False)
+    gather, found = DirectCollective(cast(Communicator, peers), sized), layouts((2, 2), 2)
+    for turn in (*turns, *turns):
+        memory = torch.full((12,), -1.0)
+        gather.post(found[turn], memory.as_strided((5, 2), (2, 1)))
+        gather.wait()
+        assert torch.equal(memory[6:10], found["alone"].flatten())
+    assert backend.log == ["gather 6"] * 6
+    assert peers.requests == (1 if turns[0] != "with gaps" else 3)
+
+
+@pytest.mark.parametrize("turns", TURNS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_is_scattered_may_lie_otherwise_in_each_call(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, rank: int, turns: tuple[str, ...]
+) -> None:
+    """Both ranks have the same terms, and the sum is there at once, as on the current stream."""
+
+    def add_up(src: torch.Tensor, out: torch.Tensor) -> None:
+        out.view(-1).copy_(2 * src.view(2, -1)[rank])
+
+    monkeypatch.setattr(collectives, "start_of", lambda backend, request: add_up)
+    peers = peers_over(backend)
+    packing = replace(pack_scatter(PARTS, rank, WHOLE, (0, 1), CPU), has_room=True)
+    sized = SizedCollective(3, "reduce_scatter", TEAM, (0, 1), "sum", "a test", packing, False)
+    scatter, found = DirectCollective(cast(Communicator, peers), sized), layouts((5, 2), 2)
+    rows = (slice(3), slice(3, 5))[rank]
+    for turn in (*turns, *turns):
+        out = torch.full((6,), -1.0).as_strided(((3, 2)[rank], 2), (2, 1))
+        scatter.post(found[turn], out)
+        scatter.wait()
+        assert torch.equal(out, 2 * found["alone"][rows])
+    assert peers.requests == 1
+
+
+@pytest.mark.parametrize(
+    ("leading", "rows", "length"),
+    [((1,), 1, 2), ((), 1, 2), ((), 0, 2), ((1, 1), 2, 3), ((1,), 0, 1)],
+)
+def test_shorter_blocks_of_any_shape(
+    backend: Backend, leading: tuple[int, ...], rows: int, length: int
+) -> None:
+    """Axes of one element before the one in blocks, and blocks of one row or none."""
+    ones = [(range(1),) for _ in leading]
+    parts = [
+        Holding((*ones, (r,) if r else (), (range(3),)))
+        for r in (range(length), range(length, length + rows))
+    ]
+    whole = Holding((*ones, (range(length + rows),), (range(3),)))
+    order = tuple(range(len(leading) + 2))
+    packing = replace(pack_gather(parts, 1, whole, order, CPU), has_room=True)
+    peers = peers_over(backend)
+    sized = SizedCollective(3, "all_gather", TEAM, order, None, "a test", packing, False)
+    gather = DirectCollective(cast(Communicator, peers), sized)
+    for src in layouts((*leading, rows, 3), 3 * (length - rows)).values():
+        memory = torch.full((6 * length,), -1.0)
+        gather.post(src, memory[: 3 * (length + rows)].view(*leading, length + rows, 3))
+        gather.wait()
+        assert torch.equal(memory[3 * length :][: 3 * rows], src.flatten())
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

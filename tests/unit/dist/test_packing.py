@@ -193,6 +193,7 @@ def test_padding_at_the_end_may_lie_behind_a_tensor(
     assert blocks.padding == 6 * len(counts) - 2 * rows
     memory = torch.arange(6.0 * len(counts))
     tensor = memory.as_strided((rows, 2), (2, 1))
+    assert blocks.padding_behind(tensor) == (blocks.padding if is_one_piece else None)
     for room in range(blocks.padding + 1):
         found = blocks.memory_in(tensor, room)
         assert (found is not None) == (is_one_piece and room == blocks.padding)
@@ -204,6 +205,15 @@ def test_padding_at_the_end_may_lie_behind_a_tensor(
     out = torch.zeros(rows, 2)
     blocks.unpack(packed, out)
     assert torch.equal(out, tensor)
+
+
+def test_a_part_of_a_tensor_is_not_it_and_its_padding() -> None:
+    tensor = torch.arange(10.0).view(5, 2)
+    for rows, padding in ((range(5), 2), (range(4), None), (range(1, 5), None)):
+        region = Region(((rows,), (range(2),)), CPU)
+        assert Blocks((5, 2), (0, 1), (region,), (12,)).padding_behind(tensor) == padding
+    nothing = Region(((), (range(2),)), CPU)
+    assert Blocks((0, 2), (0, 1), (nothing,), (12,)).padding_behind(tensor[:0]) == 12
 
 
 def test_memory_without_room_is_left_alone() -> None:

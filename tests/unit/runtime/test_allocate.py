@@ -1,8 +1,18 @@
 """Dense memory in any order."""
 
+from contextlib import nullcontext
+
+import pytest
 import torch
 
-from meshfuse.runtime.allocate import allocate, as_dense, dense_strides, is_dense
+from meshfuse.runtime.allocate import (
+    allocate,
+    allocator,
+    as_dense,
+    dense_strides,
+    is_dense,
+    memory_with_room,
+)
 
 
 def test_strides_follow_the_order() -> None:
@@ -29,3 +39,18 @@ def test_only_what_is_not_dense_is_copied() -> None:
     assert torch.equal(part, x[:, :2])
     single = x[:1].as_strided((1, 4), (99, 1))
     assert as_dense(single, (0, 1)) is single
+
+
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_memory_goes_on_behind_a_tensor_with_room(is_inference: bool) -> None:
+    make = allocator((2, 3), (1, 0), torch.float32, torch.device("cpu"), room=4)
+    with torch.inference_mode() if is_inference else nullcontext():
+        made, other = make(), make()
+        memory = memory_with_room(made, (10,))
+        memory.copy_(torch.arange(10.0))
+        assert torch.equal(made, torch.tensor([[0.0, 2, 4], [1, 3, 5]]))
+        assert memory.is_contiguous() and memory.data_ptr() == made.data_ptr()
+        assert memory_with_room(made, (8,)).tolist() == list(range(8))
+    assert other.data_ptr() != made.data_ptr()
+    with pytest.raises(RuntimeError, match="storage"):
+        memory_with_room(made, (11,))
