@@ -116,7 +116,7 @@ def terms_of_call(
     if not frozen.meshes:
         return (is_auto, overlap, *given.items())
     order, place = torch.are_deterministic_algorithms_enabled(), communicator.found_place()
-    return (is_auto, overlap, order, place.rank, place.size, *given.items())
+    return (is_auto, overlap, order, place, *given.items())
 
 
 def facts_of_inputs(inputs: Sequence[Any]) -> Facts | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from threading import Lock
-from typing import NamedTuple, final
+from typing import final
 
 import torch.distributed as dist
 
@@ -21,14 +21,8 @@ from meshfuse.base.errors import UserError
 _ANY = "any refused"
 
 
-class Call(NamedTuple):
-    """The call of a program of this number, from 1; the program by a text that all ranks have."""
-
-    program: str
-    number: int
-
-    def encode(self) -> str:
-        return f"{self.program} {self.number}"
+Call = tuple[str, int]
+"""A program, by a text that all ranks have, and the number of one of its calls, from 1."""
 
 
 @final
@@ -61,7 +55,7 @@ class CallLog:
             self._has_refused = False
             self._store.set(self._refused, "")
         number = self._counts[program] = self._counts.get(program, 0) + 1
-        return Call(program, number)
+        return program, number
 
     def enter(self, call: Call | None) -> None:
         """The call goes to its collectives; `leave` follows.
@@ -88,7 +82,7 @@ class CallLog:
         self._has_refused = True
         reason = f"{type(error).__name__}: {error}"
         try:
-            self._store.set(self._refused, f"{call.encode()} {reason}")
+            self._store.set(self._refused, f"{_text(call)} {reason}")
             self._store.set(_ANY, "yes")
         except RuntimeError:
             return  # The store is gone, and with it the process that every peer waits for.
@@ -102,7 +96,12 @@ class CallLog:
         found: dict[int, str] = {}
         for rank in peers:
             text = self._store.get(str(rank)).decode() if self._store.check([str(rank)]) else ""
-            if text.startswith(f"{call.encode()} "):
-                reason = text.removeprefix(f"{call.encode()} ")
+            if text.startswith(f"{_text(call)} "):
+                reason = text.removeprefix(f"{_text(call)} ")
                 found[rank] = f"did not come, as its call was refused: {reason}"
         return found
+
+
+def _text(call: Call) -> str:
+    program, number = call
+    return f"{program} {number}"
