@@ -61,6 +61,7 @@ class MemoryLink:
         self.opened = 0
         self.queue: list[tuple[int | None, int, int]] = []
         self.log: list[tuple[int | None, int, int]] | None = None  # of what is recorded
+        self.done: list[tuple[int | None, int, int]] = []
 
     def open_window(self, size: int) -> MemoryWindow:
         if self.place == 0:
@@ -83,6 +84,7 @@ class MemoryLink:
         if self.log is not None:
             self.log += queue
             return
+        self.done += queue
         for place, flag, value in queue:
             if place is None:
                 self._await(flag, value)

@@ -188,14 +188,23 @@ class Communicator:
         return Pending(group.post(request), group, self.timeout)
 
     def reserve(self, chunk: SharedChunk) -> torch.Tensor:
-        """Memory for a chunk that this rank will deliver, which its peers reach if there is
-        such."""
+        """Memory for a chunk that this rank will deliver, or that its peers will fetch, which they
+        reach if there is such."""
         transport = None
         if len(chunk.team) > 1:
             transport = self._transport(chunk.team, chunk.device, chunk.cause)
         if transport is None:
             return chunk.ordinary()
         return transport.allocate(chunk.shape, chunk.strides, chunk.dtype, chunk.most_bytes)
+
+    def give_back(self, team: tuple[int, ...], memory: Sequence[torch.Tensor]) -> None:
+        """The program lets go of what it reserved for its peers to fetch. All ranks of the team do
+        so at the same place among their calls."""
+        attachment = self._attachment
+        group = None if attachment is None else attachment.joined.get(team)
+        if group is not None and group.transport is not None:
+            for chunk in memory:
+                group.transport.give_back(chunk)
 
     def keep(
         self, team: tuple[int, ...], shape: Sequence[int], dtype: torch.dtype, device: torch.device

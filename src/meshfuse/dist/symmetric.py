@@ -281,10 +281,20 @@ class SymmetricTransport:
     def allocate(
         self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, most_bytes: int
     ) -> torch.Tensor:
-        """Memory for what will be delivered, which is at most `most_bytes` on any rank. All ranks
-        of the team allocate alike."""
+        """Memory for what will be delivered or fetched, which is at most `most_bytes` on any rank.
+        All ranks of the team allocate alike.
+
+        What is delivered from it is delivered once; else it lasts until it is given back.
+        """
         self._refuse_capture()
         return self._arena.hold(self._arena.take(most_bytes, pins=1), shape, strides, dtype)
+
+    def give_back(self, memory: torch.Tensor) -> None:
+        """Nothing more is done on this rank with memory that was allocated, but what the stream
+        knows of that it was allocated on. Peers may be reading it yet."""
+        use = self._arena.find(memory)
+        if use is not None:
+            use.pins = 0
 
     def post(self, request: CollectiveRequest) -> Posting:
         """Put a fetch or delivery on the current stream. All ranks of the team post alike, those
@@ -319,25 +329,39 @@ class SymmetricTransport:
         of which asks for it in one of as many requests as there are ranks.
 
         None where all ranks get their own, and it lies in memory that they keep: the next request
-        publishes it, so that the product of the own block need not wait for peers. What must be
-        copied is copied first: beside a product that has all multiprocessors it takes far longer.
+        publishes it, so that the product of the own block need not wait for peers. What lies in
+        memory that was allocated for it needs no more than a word to them. What must be copied is
+        copied first: beside a product that has all multiprocessors it takes far longer.
         """
         sources, chunk, ranks = self._sources, transfer.chunk, self._arena.ranks
         moves, has_one_reader = transfer.moves, transfer.root is not None
 
         def find(src: torch.Tensor) -> Use | None:
             use, asked = sources.get(chunk, (None, 0))
+            if use is None:
+                use = self._publish_made(src, transfer)
             if use is None and (moves or self.kept.find(src) is None):
                 use = self._publish_source(src, transfer)
             if asked + 1 < ranks and not has_one_reader:
                 sources[chunk] = (use, asked + 1)
                 return use
             sources.pop(chunk, None)
-            if use is not None:
+            if use is not None and use.tensor is not src:  # what was made there is given back
                 use.pins = 0
             return use
 
         return find
+
+    def _publish_made(self, src: torch.Tensor, transfer: Transfer) -> Use | None:
+        """The use of a source that was made in memory allocated for it, as it was on all ranks."""
+        use = self._arena.find(src)
+        if use is not None and transfer.root in (None, self._arena.place):
+            self._publish(use)
+        return use
+
+    def _publish(self, use: Use) -> None:
+        arena = self._arena
+        arena.publish(use, tuple(k for k in range(arena.ranks) if k != arena.place))
 
     def _publish_source(self, src: torch.Tensor, transfer: Transfer) -> Use:
         """A use of a fetch's source, for all others if the rank is one that they fetch from."""
@@ -350,7 +374,7 @@ class SymmetricTransport:
         elif is_source:
             self._write(use, src)
         if is_source:
-            arena.publish(use, tuple(k for k in range(arena.ranks) if k != arena.place))
+            self._publish(use)
         return use
 
     def _delivered(self, transfer: Transfer) -> Callable[[torch.Tensor], Use | None]:

@@ -24,8 +24,8 @@ from meshfuse.runtime.allocate import as_dense, dense_strides
 @final
 @frozen_dataclass
 class SharedChunk:
-    """Memory that a rank asks for to make what it delivers: `team` reads it, and all ranks of it
-    ask alike. `most_bytes`: of the largest that any asks for."""
+    """Memory that a rank asks for to make what `team` reads: all ranks of it ask alike.
+    `most_bytes`: of the largest that any asks for."""
 
     team: tuple[int, ...]
     shape: tuple[int, ...]

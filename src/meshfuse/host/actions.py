@@ -10,7 +10,7 @@ from typing import Any, final
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.trace import Work
 from meshfuse.expr import IntExpr
-from meshfuse.host.events import CALLER, Asked, Event, ReserveSlot, SwitchStream
+from meshfuse.host.events import CALLER, Asked, Event, GiveBackSlot, SwitchStream
 
 Slots = list[Any]
 """The values of one call by slot: tensors, scalars, and None before and after their life."""
@@ -86,8 +86,7 @@ class Bound:
     @staticmethod
     def asking(asked: Asked, traced: Traced | None) -> Bound:
         """The action that asks the communicator for something."""
-        action = asked.reserve if isinstance(asked, ReserveSlot) else asked.post
-        return Bound(action, traced, asks=asked)
+        return Bound(asked.act, traced, asks=asked, is_idle=isinstance(asked, GiveBackSlot))
 
     @staticmethod
     def telling(event: Event, stream: int = CALLER) -> Bound:

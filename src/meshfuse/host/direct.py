@@ -26,11 +26,13 @@ from meshfuse.host.events import (
     CALLER,
     AwaitMark,
     AwaitWork,
+    GiveBackSlot,
     Mark,
     PostCollective,
     PostTransfer,
     ReserveSlot,
     SwitchStream,
+    put_reserved,
 )
 from meshfuse.host.plan import Executable, Plan
 from meshfuse.host.repeatable import reason_against_graphs
@@ -251,7 +253,7 @@ class _Binding:
         following = [*(found.tells for found in self._bound), None][1:]
         current = CALLER
         for number, (found, told) in enumerate(zip(self._bound, following, strict=True), start=1):
-            if found.posts or isinstance(found.tells, AwaitWork):
+            if found.posts or isinstance(found.tells or found.asks, AwaitWork | GiveBackSlot):
                 self.meetings = number
             if not isinstance(found.tells, SwitchStream):
                 yield self._bind(found)
@@ -271,12 +273,19 @@ class _Binding:
                 return lambda slots: collective.post(slots[src], slots[out])
             case PostTransfer():
                 return self._bind_transfer(asked, found.stream)
-            case ReserveSlot(chunk, slot):
+            case ReserveSlot(chunk, slot, piece):
 
                 def reserve(slots: Slots) -> None:
-                    slots[slot] = communicator.reserve(chunk)
+                    put_reserved(slots, slot, communicator.reserve(chunk), piece)
 
                 return reserve
+            case GiveBackSlot():
+
+                def give_back(slots: Slots) -> None:
+                    given = asked.act(slots)
+                    communicator.give_back(given.team, given.memory)
+
+                return give_back
             case AwaitWork(number):
                 return self._bind_wait(number, found.stream)
             case SwitchStream() | Mark() | AwaitMark() if self._streams is not None:

@@ -35,14 +35,24 @@ class AwaitWork:
 @final
 @frozen_dataclass
 class Reserve:
-    """Put memory for a chunk that is delivered into this slot."""
+    """Put memory for a chunk that peers read into this slot; `piece`: see ReserveSlot."""
 
     chunk: SharedChunk
     slots: list[Any]
     slot: int
+    piece: int | None = None
 
     def fill(self, memory: torch.Tensor) -> None:
-        self.slots[self.slot] = memory
+        put_reserved(self.slots, self.slot, memory, self.piece)
+
+
+@final
+@frozen_dataclass
+class GiveBack:
+    """The program lets go of memory that was reserved, which peers may be reading yet."""
+
+    team: tuple[int, ...]
+    memory: tuple[torch.Tensor, ...]
 
 
 @final
@@ -79,7 +89,7 @@ class PostCollective:
     src: int
     out: int
 
-    def post(self, slots: list[Any]) -> Post:
+    def act(self, slots: list[Any]) -> Post:
         return Post(self.collective.request(slots[self.src], slots[self.out]))
 
 
@@ -94,7 +104,7 @@ class PostTransfer:
     out: int
     into: int | None
 
-    def post(self, slots: list[Any]) -> Post:
+    def act(self, slots: list[Any]) -> Post:
         into = None if self.into is None else slots[self.into]
         request = self.transfer.request(slots[self.src], into)
         slots[self.out] = request.out
@@ -104,20 +114,47 @@ class PostTransfer:
 @final
 @frozen_dataclass
 class ReserveSlot:
-    """What asks for memory for a chunk that is delivered, into a slot."""
+    """What asks for memory for a chunk that peers read, into a slot.
+
+    `piece`: of a buffer that is in pieces, each with memory of its own; the slot has them in a row.
+    """
 
     chunk: SharedChunk
     slot: int
+    piece: int | None = None
 
-    def reserve(self, slots: list[Any]) -> Reserve:
-        return Reserve(self.chunk, slots, self.slot)
+    def act(self, slots: list[Any]) -> Reserve:
+        return Reserve(self.chunk, slots, self.slot, self.piece)
 
     def make(self, slots: list[Any]) -> None:
         """Memory that no peer reaches."""
-        slots[self.slot] = self.chunk.ordinary()
+        put_reserved(slots, self.slot, self.chunk.ordinary(), self.piece)
 
 
-Asked = PostCollective | PostTransfer | ReserveSlot
+def put_reserved(
+    slots: list[Any], slot: int, memory: torch.Tensor, piece: int | None = None
+) -> None:
+    """Memory into its slot: the next piece behind those before it."""
+    if piece is None:
+        slots[slot] = memory
+    else:
+        slots[slot] = (*slots[slot], memory) if piece else (memory,)
+
+
+@final
+@frozen_dataclass
+class GiveBackSlot:
+    """What lets go of the memory in a slot, which was reserved."""
+
+    team: tuple[int, ...]
+    slot: int
+
+    def act(self, slots: list[Any]) -> GiveBack:
+        memory, slots[self.slot] = slots[self.slot], None
+        return GiveBack(self.team, memory if isinstance(memory, tuple) else (memory,))
+
+
+Asked = PostCollective | PostTransfer | ReserveSlot | GiveBackSlot
 """What an action of a plan asks of the communicator, but for the tensors: those are in slots."""
 
-Event = Post | AwaitWork | Reserve | SwitchStream | Mark | AwaitMark
+Event = Post | AwaitWork | Reserve | GiveBack | SwitchStream | Mark | AwaitMark

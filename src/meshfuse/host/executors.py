@@ -21,7 +21,7 @@ from meshfuse.host.actions import Slots
 from meshfuse.host.cooperative import CooperativeRun, post
 from meshfuse.host.cuda_streams import BoundStreams
 from meshfuse.host.direct import Draw, direct_plan
-from meshfuse.host.events import AwaitWork, Event, Post, Reserve
+from meshfuse.host.events import AwaitWork, Event, GiveBack, Post, Reserve
 from meshfuse.host.load import load
 from meshfuse.host.nodes import HostProgram, KernelName
 from meshfuse.host.plan import Drawing, Executable, Plan
@@ -185,9 +185,9 @@ def _run_observed(
         return _run_in_turns(executable, plan, plan.order, slots, communicator, trace)
     program = run_plan(executable, plan, slots, trace)
     if plan.order is None or executable.device.type != "cuda":
-        return _drive(program, communicator, plan.communications, trace)
+        return _drive(program, communicator, plan.meetings, trace)
     with BoundStreams(executable.device) as streams:
-        return _drive(program, communicator, plan.communications, trace, streams.follow)
+        return _drive(program, communicator, plan.meetings, trace, streams.follow)
 
 
 def _run_in_turns(
@@ -231,18 +231,18 @@ def _stay(event: Event) -> None:
 def _drive(
     program: RankProgram,
     communicator: Communicator,
-    communications: int,
+    meetings: int,
     trace: Trace | None = None,
     follow: Callable[[Event], None] = _stay,
 ) -> list[torch.Tensor]:
     """Post and wait as the program asks; `trace` is told when transfers are done, `follow` what the
     program says of streams.
 
-    `communications` is how many waits there will be: a failure before the last of them is told to
-    the peers, which would wait for this rank.
+    `meetings` is how many waits there will be, and ends of memory that peers read: a failure before
+    the last of them is told to the peers, which count on this rank.
     """
     pending: dict[int, Pending] = {}
-    to_come = communications
+    to_come = meetings
     try:
         while True:
             try:
@@ -257,6 +257,9 @@ def _drive(
                     to_come -= 1
                 case Reserve(chunk):
                     event.fill(communicator.reserve(chunk))
+                case GiveBack(team, memory):
+                    communicator.give_back(team, memory)
+                    to_come -= 1
                 case _:
                     follow(event)
     except BaseException as error:

@@ -28,8 +28,10 @@ from meshfuse.host.nodes import (
 )
 from meshfuse.host.plan import Drawing, Executable, Names
 from meshfuse.host.presence import NodeHere, is_outside, nodes_here
+from meshfuse.host.shared_sources import SharedSource, shared_sources
 from meshfuse.host.steps import Binding, bind_step, collectives_filling
 from meshfuse.host.stream_steps import OnStreamStep
+from meshfuse.host.transfer_step import has_peer_memory
 from meshfuse.host.uses import names_defined, names_needed
 from meshfuse.ir.axes import ScalarName, TensorName
 from meshfuse.ir.ops import Expr
@@ -70,6 +72,7 @@ def load(
         ids,
         trace,
         filling=collectives_filling(program),
+        shared=_shared_on(program, rank, device),
     )
     here = () if outside else tuple(nodes_here(program, body, rank))
     others = () if outside else tuple(_inputs_elsewhere(program, rank))
@@ -77,6 +80,16 @@ def load(
     symbols = _symbols_of(program, [node for node, _ in here if node is not None])
     drawing = _drawing_of(program, names, device)
     return Executable(program, rank, outside, names, prologue, steps, symbols, drawing, device)
+
+
+def _shared_on(
+    program: HostProgram, rank: int, device: torch.device
+) -> dict[TensorName, SharedSource]:
+    """What a rank makes where its peers reach it."""
+    if not has_peer_memory(device):
+        return {}
+    found = shared_sources(program).items()
+    return {name: source for name, source in found if program.buffers[name].is_on(rank)}
 
 
 def _drawing_of(program: HostProgram, names: Names, device: torch.device) -> Drawing | None:

@@ -57,12 +57,14 @@ class LoopStep(Step):
 @final
 @frozen_dataclass
 class ChunkStep(Step):
-    """`extents`: where the chunk begins, how long it is, and of how many blocks it has pieces."""
+    """`extents`: where the chunk begins, how long it is, and of how many blocks it has pieces.
+    `is_apart`: each chunk of the source has memory of its own, for peers to read."""
 
     out: int
     src: int
     axis: int
     extents: tuple[IntExpr, ...]
+    is_apart: bool = False
     traced: Traced | None = None
 
     @property
@@ -83,6 +85,11 @@ class ChunkStep(Step):
             blocks = whole.unflatten(axis, (pieces[0], apart))
             slots[out] = blocks.narrow(axis + 1, min(start, apart), length)
 
+        def pick(slots: Slots) -> None:
+            slots[out] = slots[src][start // length]
+
+        if self.is_apart:
+            return pick
         return view_of_pieces if pieces else view
 
 
@@ -91,7 +98,9 @@ def _(node: Chunk, binding: Binding) -> Step:
     out, src = binding.slots([node.out, node.src])
     length = binding.program.buffers[node.out].shape[node.cut_axis]
     pieces = () if node.pieces is None else (node.pieces,)
-    return ChunkStep(out, src, node.axis, (node.start, length, *pieces))
+    source = binding.shared.get(node.src)
+    is_apart = source is not None and source.pieces is not None
+    return ChunkStep(out, src, node.axis, (node.start, length, *pieces), is_apart)
 
 
 @final

@@ -28,6 +28,7 @@ from meshfuse.host.nodes import (
     Node,
     all_nodes,
 )
+from meshfuse.host.shared_sources import with_shared_sources
 from meshfuse.host.sizes import (
     buffer_of,
     check_symbols,
@@ -132,6 +133,7 @@ def _passes(
     return {
         "nests": with_nests,
         "sums_in_results": lambda body: with_sums_in_results(body, buffers),
+        "shared_sources": lambda body: with_shared_sources(body, buffers, kept),
         "early_posts": lambda body: with_early_posts(body, kernels),
         "reductions_in_place": lambda body: with_reductions_in_place(body, buffers, kept),
         "waits": with_waits,

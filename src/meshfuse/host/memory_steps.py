@@ -12,9 +12,17 @@ from meshfuse.dist.bound_collectives import BoundCollective, BoundPart
 from meshfuse.expr import IntExpr
 from meshfuse.facts.holdings import shape_outside
 from meshfuse.host.actions import Action, Bound, Sizes, Slots, Step, Traced
+from meshfuse.host.events import GiveBackSlot
 from meshfuse.host.nodes import Allocate, Free, Pick, View
 from meshfuse.host.steps import Binding, bind_collective, bind_step, place
-from meshfuse.host.transfer_step import ReserveStep, bind_transfer, find_delivery
+from meshfuse.host.transfer_step import (
+    ReserveStep,
+    ShareStep,
+    bind_transfer,
+    find_delivery,
+    has_peer_memory,
+    team_of,
+)
 from meshfuse.ir.axes import TensorName
 from meshfuse.runtime.allocate import allocator
 from meshfuse.runtime.torch_types import to_torch_dtype
@@ -56,8 +64,11 @@ def _(node: Allocate, binding: Binding) -> Step:
     buffer = binding.program.buffers[node.buffer]
     (slot,) = binding.slots([node.buffer])
     dtype = to_torch_dtype(buffer.dtype)
+    source = binding.shared.get(node.buffer)
+    if source is not None:
+        return ShareStep.of(node, source, buffer, binding.rank, slot, dtype, binding.device)
     delivery = find_delivery(node, binding.program)
-    if delivery is not None and binding.device.type == "cuda":
+    if delivery is not None and has_peer_memory(binding.device):
         out = binding.program.buffers[delivery.out]
         transfer = bind_transfer(delivery, out, binding.rank, binding.loops)
         return ReserveStep.of(node, transfer, buffer, slot, dtype, binding.device)
@@ -104,7 +115,10 @@ def bind_empty(names: Iterable[TensorName], binding: Binding) -> Step:
 @final
 @frozen_dataclass
 class FreeStep(Step):
+    """`shared`: the slots of what peers fetch, each with the team."""
+
     freed: tuple[int, ...]
+    shared: tuple[tuple[tuple[int, ...], int], ...] = ()
     extents: tuple[IntExpr, ...] = ()
     traced: Traced | None = None
 
@@ -121,10 +135,23 @@ class FreeStep(Step):
 
         return free
 
+    def expand(self, sizes: Sizes) -> Iterator[Bound]:
+        for team, slot in self.shared:
+            yield Bound.asking(GiveBackSlot(team, slot), self.traced)
+        if self.freed:
+            yield Bound(self.bind(sizes), self.traced, is_idle=True)
+
 
 @bind_step.register
 def _(node: Free, binding: Binding) -> Step:
-    return FreeStep(binding.slots(node.buffers))
+    shared = {name: binding.shared[name] for name in node.buffers if name in binding.shared}
+    return FreeStep(
+        binding.slots(name for name in node.buffers if name not in shared),
+        tuple(
+            (team_of(source.fetch, binding.rank), binding.names.slots[name])
+            for name, source in shared.items()
+        ),
+    )
 
 
 @final

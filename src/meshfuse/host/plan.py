@@ -28,6 +28,7 @@ from meshfuse.host.events import (
     CALLER,
     AwaitWork,
     Event,
+    GiveBackSlot,
     PostCollective,
     PostTransfer,
     SwitchStream,
@@ -79,6 +80,12 @@ class Plan:
         """Whether ranks read what lies at their peers."""
         asked = (found.asks for found in self.bound)
         return any(isinstance(a, PostTransfer) and a.transfer.is_fetch for a in asked)
+
+    @property
+    def meetings(self) -> int:
+        """How often peers count on the rank: it communicates, or lets go of what they read."""
+        given_back = sum(isinstance(found.asks, GiveBackSlot) for found in self.bound)
+        return self.communications + given_back
 
 
 @final

@@ -39,6 +39,7 @@ from meshfuse.host.nodes import (
     all_nodes,
 )
 from meshfuse.host.plan import Names
+from meshfuse.host.shared_sources import SharedSource
 from meshfuse.host.transfer_step import (
     TransferStep,
     bind_transfer,
@@ -62,7 +63,8 @@ class Binding:
 
     `schedulers` says who scheduled each kernel. `ids` are those of the executor of the node that is
     bound; `trace` gets a span for each that is compiled. `loops`: the indices of those around it.
-    `filling`: see collectives_filling.
+    `filling`: see collectives_filling. `shared`: what the rank makes where its peers reach it, and
+    fetch it.
     """
 
     program: HostProgram
@@ -77,6 +79,9 @@ class Binding:
     loops: tuple[str, ...] = ()
     filling: Mapping[TensorName, tuple[Communicate, ...]] = field(
         default_factory=dict[TensorName, tuple[Communicate, ...]]
+    )
+    shared: Mapping[TensorName, SharedSource] = field(
+        default_factory=dict[TensorName, SharedSource]
     )
 
     @property
@@ -321,7 +326,7 @@ class PostStep(Step):
     in_place: bool
 
     def bind(self, sizes: Sizes) -> Action:
-        return self._asked(sizes).post
+        return self._asked(sizes).act
 
     def expand(self, sizes: Sizes) -> Iterator[Bound]:
         if self.in_place:

@@ -6,24 +6,16 @@ from __future__ import annotations
 
 import random
 from itertools import permutations
-from typing import Any, cast
 
 import pytest
 import torch
 
 from memory_links import MemoryLink, World
-from meshfuse.dist.arena import Arena
+from meshfuse.dist.arena import FIRST_SLOTS, Arena
 from meshfuse.dist.collectives import Transfer
-from meshfuse.dist.kept_memory import KeptMemories, KeptMemory
+from meshfuse.dist.kept_memory import KeptMemory
 from meshfuse.dist.symmetric import SymmetricTransport
-
-
-def over(arena: Arena) -> SymmetricTransport:
-    """A transport on memory of this process."""
-    transport = object.__new__(SymmetricTransport)
-    transport._arena, transport._link = arena, cast(Any, arena.link)
-    transport._sources, transport.kept = {}, KeptMemories()
-    return transport
+from peers_in_threads import transport_over
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +43,7 @@ def test_blocks_are_fetched_in_any_order(ranks: int) -> None:
     orders.append([(k,) * ranks for k in range(ranks)])
 
     def work(arena: Arena) -> None:
-        transport, draw = over(arena), random.Random(3)
+        transport, draw = transport_over(arena), random.Random(3)
         for n in range(60):
             order = draw.choice(orders)
             chunks = [torch.full((5,), 1000 * n + 10 * k + arena.place) for k in range(2)]
@@ -71,7 +63,7 @@ def test_nothing_that_lies_there_is_published_before_something_moves(is_kept: bo
     for peers; but it does for a copy."""
 
     def work(arena: Arena) -> None:
-        transport, link = over(arena), arena.link
+        transport, link = transport_over(arena), arena.link
         assert isinstance(link, MemoryLink)
         src = torch.full((5,), arena.place)
         if is_kept:
@@ -89,3 +81,47 @@ def test_nothing_that_lies_there_is_published_before_something_moves(is_kept: bo
             assert torch.equal(found, torch.full((5,), sources[arena.place]))
 
     World(3).run(work)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_what_is_made_in_allocated_memory_is_not_copied(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any order of requests; it is as it was made until it is given back, however many chunks
+    are delivered meanwhile."""
+    orders = [rotations(ranks, list(steps)) for steps in permutations(range(ranks))]
+    orders.append([(k,) * ranks for k in range(ranks)])
+    monkeypatch.delattr(SymmetricTransport, "_write")
+
+    def deliver(transport: SymmetricTransport, value: int) -> None:
+        arena = transport._arena
+        src = transport.allocate((3,), (1,), torch.int64, 24).fill_(value + arena.place)
+        source = (arena.place + 1) % ranks
+        sources = tuple((k + 1) % ranks for k in range(ranks))
+        out = torch.zeros_like(src)
+        transport.bind("deliver", Transfer(arena.place, sources, src.nbytes, (7,)))(src, out)
+        assert torch.equal(out, torch.full_like(out, value + source))
+
+    def work(arena: Arena) -> None:
+        transport, draw = transport_over(arena), random.Random(5)
+        for n in range(60):
+            lengths = [draw.choice([0, 1, 5]) for _ in range(ranks)]
+            made = transport.allocate((lengths[arena.place],), (1,), torch.int64, 40)
+            made.fill_(10 * n + arena.place)
+            for sources in draw.choice(orders):
+                deliver(transport, 1000 * n)
+                transfer = Transfer(arena.place, sources, 40, (1,))
+                owner = sources[arena.place]
+                wanted = torch.full((lengths[owner],), 10 * n + owner)
+                out = made if transfer.is_own else torch.zeros_like(wanted)
+                transport.bind("fetch", transfer)(made, out)
+                assert torch.equal(out, wanted)
+            for _ in range(draw.choice([0, FIRST_SLOTS])):
+                deliver(transport, 2000 * n)
+            use = arena.find(made)
+            assert use is not None and use.pins == 1
+            assert torch.equal(made, torch.full_like(made, 10 * n + arena.place))
+            transport.give_back(made)
+            assert use.pins == 0 and not transport._sources
+
+    World(ranks).run(work)
