@@ -188,6 +188,29 @@ def test_sources_may_lie_otherwise_in_each_call(backend: Backend, turns: tuple[s
     assert peers.requests == (1 if turns[0] != "with gaps" else 3)
 
 
+def test_what_lies_as_it_is_sent_is_not_copied(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole block, and a shorter one with room behind it."""
+    sent: list[int] = []
+    monkeypatch.setattr(
+        collectives,
+        "start_of",
+        lambda backend, request: lambda src, out: sent.append(src.data_ptr()),
+    )
+    peers = peers_over(backend)
+    for rank in (0, 1):
+        packing = uneven(rank)
+        sized = SizedCollective(3, "all_gather", TEAM, (0, 1), None, "a test", packing, False)
+        gather = DirectCollective(cast(Communicator, peers), sized)
+        found = layouts(((3, 2)[rank], 2), 2)
+        for turn in ("with room", "in the middle", "with room"):
+            gather.post(found[turn], torch.empty(12).as_strided((5, 2), (2, 1)))
+            assert sent.pop() == found[turn].data_ptr()
+        gather.post(found["at the end"], torch.empty(12).as_strided((5, 2), (2, 1)))
+        assert (sent.pop() == found["at the end"].data_ptr()) == (rank == 0)
+
+
 @pytest.mark.parametrize("turns", TURNS)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_is_scattered_may_lie_otherwise_in_each_call(
