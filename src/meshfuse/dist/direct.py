@@ -21,21 +21,30 @@ from meshfuse.dist.groups import Group
 from meshfuse.dist.packing import Blocks, Packing, room_behind
 from meshfuse.dist.pending import Pending
 from meshfuse.dist.transfers import SizedTransfer
-from meshfuse.runtime.allocate import memory_with_room
+from meshfuse.runtime.allocate import is_dense, memory_with_room
 
 Flatten = Callable[[torch.Tensor], torch.Tensor]
-"""Makes of a contiguous tensor what is sent or received."""
+"""Makes of a dense tensor what is sent, or the memory for what is received."""
+
+Unpack = Callable[[torch.Tensor, torch.Tensor], None]
+"""Puts what was received into a result."""
+
+
+def _as_flat(elements: int) -> Flatten:
+    """The memory of dense tensors, as torch's backends want it."""
+    shape = (elements,)
+    return lambda tensor: tensor.as_strided(shape, (1,))
 
 
 def _sending(sends: Blocks, src: torch.Tensor) -> Flatten | None:
     """How what is sent is made of sources like this one; None: they are that."""
     padding = sends.padding_behind(src)
     if padding == 0:
-        return None
+        return None if src.is_contiguous() else _as_flat(sends.elements)
     axis = next((axis for axis, size in enumerate(src.shape) if size != 1), 0)
     before, after = src.shape[:axis], src.shape[axis + 1 :]
     row = math.prod(after)
-    if padding is None or row == 0 or padding % row:
+    if padding is None or row == 0 or padding % row or not src.is_contiguous():
         return sends.pack
     behind = src.new_zeros((*before, padding // row, *after))
 
@@ -61,17 +70,15 @@ def _with_room_behind(elements: int, otherwise: Flatten) -> Flatten:
     return send
 
 
-def _receiving(receives: Blocks) -> Flatten:
-    """How what is received comes right into memory that has room for padding."""
-    shape = (receives.elements,)
-    return lambda out: memory_with_room(out, shape)
-
-
-def _comes_right(packing: Packing, out: torch.Tensor) -> bool:
-    """Whether a result is all that there is to make of what is received, but for padding."""
-    padding = packing.receives.padding_behind(out)
-    has_place = padding == 0 or (padding is not None and packing.has_room)
-    return has_place and packing.kept is None
+def _receiving(packing: Packing, out: torch.Tensor) -> tuple[Flatten | None, Unpack | None]:
+    """Where results like this one receive, None: in themselves; and what is left to do then."""
+    receives = packing.receives
+    padding, elements = receives.padding_behind(out), receives.elements
+    if padding == 0:
+        return (None if out.is_contiguous() else _as_flat(elements)), None
+    if padding is not None and packing.has_room:
+        return lambda out: memory_with_room(out, (elements,)), None
+    return lambda out: out.new_empty(elements), receives.unpack
 
 
 @final
@@ -79,6 +86,7 @@ class DirectCollective:
     """A collective of a plan. To be posted and awaited in turns."""
 
     __slots__ = (
+        "_arriving",
         "_collective",
         "_communicator",
         "_device",
@@ -88,7 +96,9 @@ class DirectCollective:
         "_send",
         "_sequence",
         "_start",
+        "_strides",
         "_text",
+        "_unpack",
         "_work",
     )
 
@@ -98,8 +108,11 @@ class DirectCollective:
         self._pending: Pending | None = None
         self._group: Group | None = None
         self._start: Start | None = None
+        self._strides: tuple[object, object] | None = None
         self._send: Flatten | None = None
         self._receive: Flatten | None = None
+        self._unpack: Unpack | None = None
+        self._arriving: tuple[torch.Tensor, torch.Tensor] | None = None
         self._text = ""
         self._work: dist.Work | None = None
         self._sequence = 0
@@ -108,43 +121,58 @@ class DirectCollective:
     def post(self, src: torch.Tensor, out: torch.Tensor) -> None:
         """Raises as Communicator.post does."""
         start, group = self._start, self._group
-        if start is None or group is None or not (src.is_contiguous() and out.is_contiguous()):
+        if start is None or group is None or not self._lie_as_before(src, out):
             self._post_request(src, out)
             return
         if self._send is not None:
             src = self._send(src)
-        if self._receive is not None:
-            out = self._receive(out)
-        work = start(src, out)
+        memory = out if self._receive is None else self._receive(out)
+        work = start(src, memory)
         if work is not None:
-            self._work, self._sequence = work, group.posted
+            self._work, self._sequence, self._arriving = work, group.posted, (memory, out)
+        elif self._unpack is not None:
+            self._unpack(memory, out)
+
+    def _lie_as_before(self, src: torch.Tensor, out: torch.Tensor) -> bool:
+        if self._strides is None:
+            return src.is_contiguous() and out.is_contiguous()
+        return (src.stride(), out.stride()) == self._strides
 
     def _post_request(self, src: torch.Tensor, out: torch.Tensor) -> None:
         request = self._collective.request(src, out)
         pending = self._pending = self._communicator.post(request)
-        order, is_dense = self._collective.order, src.is_contiguous() and out.is_contiguous()
-        if pending.group is not None and is_dense and order == tuple(range(len(order))):
-            self._bind(pending.group, request)
+        order = self._collective.order
+        if self._start is None and pending.group is not None:
+            if is_dense(src, order) and is_dense(out, order):
+                self._bind(pending.group, request)
 
     def _bind(self, group: Group, request: CollectiveRequest) -> None:
-        """Later posts are like this one."""
+        """Later posts, of tensors that lie alike, are like this one."""
         start, packing = group.bind(request), request.packing
-        if start is None or (packing is not None and not _comes_right(packing, request.out)):
+        if start is None or (packing is not None and packing.kept is not None):
             return
+        src, out = request.src, request.out
         if packing is not None:
-            self._send = _sending(packing.sends, request.src)
-            self._receive = _receiving(packing.receives) if packing.receives.padding else None
-        self._group, self._device, self._text = group, request.out.device, str(request)
+            self._send = _sending(packing.sends, src)
+            self._receive, self._unpack = _receiving(packing, out)
+        if not (src.is_contiguous() and out.is_contiguous()):
+            self._strides = src.stride(), out.stride()
+            if packing is None:
+                self._send, self._receive = _as_flat(src.numel()), _as_flat(out.numel())
+        self._group, self._device, self._text = group, out.device, str(request)
         self._start = group.counted(start, self._device, self._text)
 
     def wait(self) -> None:
         """Raises as Pending.wait does."""
         pending, work = self._pending, self._work
-        self._pending = self._work = None
         if pending is not None:
+            self._pending = None
             pending.wait()
         elif work is not None and self._group is not None:
+            arriving, self._work, self._arriving = self._arriving, None, None
             self._group.await_on_stream(work, self._device, self._sequence, self._text)
+            if arriving is not None and self._unpack is not None:
+                self._unpack(*arriving)
 
 
 @final

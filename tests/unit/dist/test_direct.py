@@ -163,7 +163,7 @@ def layouts(shape: tuple[int, ...], room: int) -> dict[str, torch.Tensor]:
     return {
         "alone": values,
         "at the end": within(3, 0),
-        "with little behind": within(1, room - 1),
+        "with little behind": within(1, max(room - 1, 0)),
         "with room": within(0, room),
         "in the middle": within(4, room + 5),
         "with gaps": torch.stack((values, -values), -1)[..., 0],
@@ -259,6 +259,56 @@ def test_shorter_blocks_of_any_shape(
         gather.post(src, memory[: 3 * (length + rows)].view(*leading, length + rows, 3))
         gather.wait()
         assert torch.equal(memory[3 * length :][: 3 * rows], src.flatten())
+
+
+@pytest.mark.parametrize("has_work", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("columns", [(3, 3), (3, 2)])
+def test_columns_are_put_in_their_places(
+    backend: Backend, rank: int, columns: tuple[int, int], has_work: bool
+) -> None:
+    """What is received is not the result's memory; it is unpacked behind the collective."""
+    backend.has_work, peers = has_work, peers_over(backend)
+    first, second = columns
+    parts = [Holding(((range(4),), (c,))) for c in (range(first), range(first, first + second))]
+    whole = Holding(((range(4),), (range(first + second),)))
+    packing = pack_gather(parts, rank, whole, (0, 1), CPU)
+    sized = SizedCollective(3, "all_gather", TEAM, (0, 1), None, "a test", packing, False)
+    gather = DirectCollective(cast(Communicator, peers), sized)
+    for src in layouts((4, columns[rank]), 4 * (first - columns[rank])).values():
+        out = torch.full((4, first + second), -1.0)
+        gather.post(src, out)
+        gather.wait()
+        assert torch.equal(out[:, first:], src.flatten()[: 4 * second].view(4, second))
+        if columns[rank] == first:  # else there was padding in the other's block
+            assert torch.equal(out[:, :first], src)
+    assert peers.requests == 2  # for the first, and for the one with gaps
+
+
+@pytest.mark.parametrize("rows", [(2, 2), (3, 2)])
+def test_blocks_in_another_memory_order_are_sent_where_they_lie(
+    backend: Backend, rows: tuple[int, int]
+) -> None:
+    """Columns in blocks, where columns are slowest in memory."""
+    peers, order, (first, second) = peers_over(backend), (1, 0), rows
+    parts = [Holding(((range(4),), (c,))) for c in (range(first), range(first, first + second))]
+    whole = Holding(((range(4),), (range(first + second),)))
+    packing = None
+    if first != second:
+        packing = replace(pack_gather(parts, 1, whole, order, CPU), has_room=True)
+    sized = SizedCollective(3, "all_gather", TEAM, order, None, "a test", packing, False)
+    gather, found = DirectCollective(cast(Communicator, peers), sized), layouts((second, 4), 4)
+    for turn in ("alone", "at the end", "with room", "in the middle"):
+        memory = torch.full((2 * first, 4), -1.0)
+        gather.post(found[turn].T, memory[: first + second].T)
+        gather.wait()
+        assert torch.equal(memory[first:][:second], found["alone"])
+    assert peers.requests == 1
+    src = found["alone"].T.contiguous()
+    memory = torch.full((2 * first, 4), -1.0)
+    gather.post(src, memory[: first + second].T)
+    assert torch.equal(memory[first:][:second], src.T)
+    assert peers.requests == 2
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
