@@ -120,8 +120,12 @@ class DirectCollective:
 
     def post(self, src: torch.Tensor, out: torch.Tensor) -> None:
         """Raises as Communicator.post does."""
-        start, group = self._start, self._group
-        if start is None or group is None or not self._lie_as_before(src, out):
+        start, group, strides = self._start, self._group, self._strides
+        if strides is None:
+            lie_as_before = src.is_contiguous() and out.is_contiguous()
+        else:
+            lie_as_before = (src.stride(), out.stride()) == strides
+        if start is None or group is None or not lie_as_before:
             self._post_request(src, out)
             return
         if self._send is not None:
@@ -132,11 +136,6 @@ class DirectCollective:
             self._work, self._sequence, self._arriving = work, group.posted, (memory, out)
         elif self._unpack is not None:
             self._unpack(memory, out)
-
-    def _lie_as_before(self, src: torch.Tensor, out: torch.Tensor) -> bool:
-        if self._strides is None:
-            return src.is_contiguous() and out.is_contiguous()
-        return (src.stride(), out.stride()) == self._strides
 
     def _post_request(self, src: torch.Tensor, out: torch.Tensor) -> None:
         request = self._collective.request(src, out)
