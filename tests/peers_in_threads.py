@@ -21,13 +21,14 @@ from meshfuse.dist.symmetric import SymmetricTransport
 from meshfuse.host import load as loading
 from meshfuse.host import memory_steps
 from meshfuse.host.events import GiveBack, Post, Reserve
-from meshfuse.host.load import load
+from meshfuse.host.executors import HostIrExecutor
 from meshfuse.host.nodes import HostProgram
 from meshfuse.host.plan import Executable
 from meshfuse.host.run import run_plan
 from meshfuse.multidevice import Overlap
 from meshfuse.pipeline import compile
 from meshfuse.runtime.arguments import signature_of
+from meshfuse.runtime.compile import KernelCompiler
 
 CPU = torch.device("cpu")
 
@@ -163,15 +164,19 @@ def ranks_of(
     shards: Sequence[torch.Tensor],
     monkeypatch: pytest.MonkeyPatch,
     *options: str,
+    compiler: KernelCompiler | None = None,
 ) -> Ranks:
-    """Of a definition whose communications are all between `d` peers; `shards` are rank 0's."""
+    """Of a definition whose communications are all between `d` peers; `shards` are rank 0's.
+    Without a compiler there are no kernels."""
     program, chosen = fd.fusion.recording.program, with_options(NO_OPTIONS, options)
     signature = signature_of(shards)
-    host = compile(program, signature, kernels=False, form=form, options=chosen).host
+    has_kernels = compiler is not None
+    found = compile(program, signature, kernels=has_kernels, form=form, options=chosen)
+    executor = HostIrExecutor(found.host, found.sources, compiler, CPU)
     for module in (loading, memory_steps):
         monkeypatch.setattr(module, "has_peer_memory", lambda _: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    ranks = Ranks(host, World(d), [load(host, {}, None, rank, CPU) for rank in range(d)])
+    ranks = Ranks(found.host, World(d), [executor.compile(rank) for rank in range(d)])
     write = SymmetricTransport._write
 
     def counted(transport: SymmetricTransport, use: Use, src: torch.Tensor) -> None:

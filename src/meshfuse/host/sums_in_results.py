@@ -7,7 +7,9 @@ T5 = communicate(fetch, T4, owner=..)         T5 = communicate(fetch, T4, owner=
 T6 = chunk(T2, 0, 4*owner)                    T6 = chunk(T2, 0, 4*owner)
 T6 = set(T5)                                  T6 = set(T5)
 
-What the rank fetches of itself is there already.
+What the rank fetches of itself is there already. Peers that read one another's memory cannot reach
+results: there the block is copied to be sent. Made where they read it, it would be copied into the
+result instead, which moves as many bytes, and needs a block more on CPUs.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from meshfuse.host.uses import names_needed
 from meshfuse.ir.axes import TensorName
 from meshfuse.ir.schedule import MemoryType
 from meshfuse.multidevice import Overlap
+from meshfuse.runtime.compile import KernelCompiler
 from peer_programs import multiply_then_sum, tensor_parallel_mlp
 from peers_in_threads import ranks_of
 from sharded_runs import X, integers, mesh_of, place
@@ -89,6 +90,34 @@ def test_megatron_s_pair(d: int, pieces: int, monkeypatch: pytest.MonkeyPatch) -
     for calls in ranks.call(shards, 6):
         assert all(torch.equal(output, (x @ v.T).relu() @ w.T + b) for [output] in calls)
     assert ranks.copies == [[]] * d
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("d", [2, 3])
+def test_what_a_kernel_makes_to_be_gathered(
+    d: int, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes where peers read, or in one piece, of which parts are copied that are fetched one
+    by one."""
+    rows, mesh = 2 * d * pieces, mesh_of(d)
+
+    def build(fd: FusionDefinition) -> None:
+        x, w = dense(fd, rows, 4), dense(fd, 3 * d, 4)
+        hidden = fd.ops.add(fd.ops.relu(x), x)
+        y = fd.ops.relu(fd.ops.linear(hidden, w))
+        place(mesh, {0: X}, x, hidden, w)
+        place(mesh, {1: X}, y)
+        fd.add_output(y)
+
+    x, w = integers(rows, 4), integers(3 * d, 4)
+    shards = [list(own) for own in zip(split(x, d, 0), split(w, d, 0), strict=True)]
+    form, compiler = Overlap.peers(pieces), KernelCompiler()
+    ranks = ranks_of(define(build), d, form, shards[0], monkeypatch, compiler=compiler)
+    assert len(shared_in(ranks.host)) == (pieces == 1)
+    wanted = ((x.relu() + x) @ w.T).relu().chunk(d, 1)
+    for rank, calls in enumerate(ranks.call(shards, 5)):
+        assert all(torch.equal(output, wanted[rank]) for [output] in calls)
+    assert ranks.copies == [[2 * 4] * pieces * 5 * (pieces > 1)] * d
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
