@@ -75,6 +75,10 @@ def pipelines(rank: int, ranks: int) -> str:
         for _ in range(6):
             (found,) = fd.execute(own, overlap=Overlap.peers(pieces))
             assert torch.equal(found, (x @ w.T).cuda())
+        fd, b = multiply_then_sum(d, 8 * d, 4 * d, epilogue=True), integers(3)
+        for _ in range(6):
+            (found,) = fd.execute([*own, b.cuda()], overlap=Overlap.peers(pieces))
+            assert torch.equal(found, (x @ w.T + b).relu().half().cuda())
         fd = scatter_pieces(d, 8 * d, 4 * d)
         for _ in range(6):
             (found,) = fd.execute(own, overlap=Overlap.peers(pieces))
@@ -184,6 +188,37 @@ def replayed(rank: int, ranks: int) -> int:
 def test_calls_that_come_again_are_replayed() -> None:
     first, second = (outcome.value for outcome in on_gpus(replayed, deadline=DEADLINE))
     assert 120 < second < first
+
+
+def sums_in_turns(rank: int, ranks: int) -> int:
+    """Sums that are made where peers read them, each of its own values and beside others, whoever
+    is late: how many calls of 150 were replayed."""
+    begin(rank, ranks)
+    d, late, count = ranks, random.Random(rank), [0]
+    run = Replay.run
+
+    def counted(self: Replay, stream: int) -> None:
+        count[0] += 1
+        run(self, stream)
+
+    Replay.run = counted
+    x, w, b = integers(64 * d, 4 * d), integers(3, 4 * d), integers(3)
+    own = [block(x, rank, d, axis=1), block(w, rank, d, axis=1), b.cuda()]
+    forms = [Overlap.peers(), Overlap.peers(2), Overlap.peers(4)]
+    programs = [multiply_then_sum(d, 64 * d, 4 * d, epilogue=True) for _ in forms]
+    for step in range(50):
+        for fd, form in zip(programs, forms, strict=True):
+            dawdle(late, rank)
+            own[0].copy_(block(x + step % 7, rank, d, axis=1))
+            (found,) = fd.execute(own, overlap=form)
+            wanted = ((x + step % 7) @ w.T + b).relu().half()
+            assert torch.equal(found, wanted.cuda()), step
+    return count[0]
+
+
+def test_sums_that_peers_fetch_come_again() -> None:
+    for outcome in on_gpus(sums_in_turns, deadline=DEADLINE):
+        assert outcome.value > 20
 
 
 def kept_inputs(rank: int, ranks: int) -> str:
