@@ -53,6 +53,10 @@ def transport_over(arena: Arena) -> SymmetricTransport:
     return transport
 
 
+def _position(arena: Arena) -> tuple[int, int, list[Use | None]]:
+    return arena._count, arena._last, list(arena._uses)
+
+
 @dataclass
 class Ranks:
     """Programs loaded for all ranks as for GPUs. `copies`: how many elements each rank has copied
@@ -82,10 +86,10 @@ class Ranks:
             begun = arena.state()
             if begun not in courses[place]:
                 courses[place][begun] = self._record(place, transport, inputs)
-            recorded, before = courses[place][begun], (arena._count, list(arena._uses))
+            recorded, before = courses[place][begun], _position(arena)
             numbers = recorded.course.repeat(recorded.sources)
             after = arena._count, arena.state()
-            arena._count, arena._uses = before
+            arena._count, arena._last, arena._uses = before
             link.done.clear()
             outputs = self._run(place, transport, inputs)
             assert [number for _, _, number in link.done] == numbers
@@ -144,7 +148,11 @@ class Ranks:
             match event:
                 case Reserve(chunk):
                     memory = transport.allocate(
-                        chunk.shape, chunk.strides, chunk.dtype, chunk.most_bytes
+                        chunk.shape,
+                        chunk.strides,
+                        chunk.dtype,
+                        chunk.most_bytes,
+                        lasts=chunk.lasts,
                     )
                     event.fill(memory.fill_(-999))
                 case GiveBack(_, memory):

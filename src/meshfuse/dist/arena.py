@@ -29,7 +29,7 @@ import torch
 from meshfuse.base.errors import InvariantError
 
 FIRST_SLOTS = 4
-"""Uses that may be under way at once, before more are needed."""
+"""Uses that may be under way at once, before more are needed: beside those that last."""
 
 _STEPS = 4
 """Slot sizes between two powers of two: few sizes, so that memory stays as it is after a while."""
@@ -95,7 +95,8 @@ class Use:
     """A slot of a window for one chunk: the bytes from `start` on.
 
     `stream`: which it was taken on. `readers`: the places that are told to read it. `pins`: how
-    often it will still be asked for; the slot is not used again before.
+    often it will still be asked for; the slot is not used again before. `lasts`: it is pinned
+    until the program gives it back, while others come and go.
     """
 
     number: int
@@ -104,6 +105,7 @@ class Use:
     start: int
     stream: Any
     pins: int = 0
+    lasts: bool = False
     readers: tuple[int, ...] = ()
     tensor: torch.Tensor | None = None
 
@@ -131,32 +133,37 @@ class Arena:
     _window: Window | None = None
     _size: int = 0
     _count: int = 0
+    _last: int = -1  # the slot that was taken last
     _enlarged: int = 0
     _uses: list[Use | None] = field(default_factory=lambda: [None] * FIRST_SLOTS)
     _tensors: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
 
-    def take(self, most_bytes: int, pins: int = 0) -> Use:
+    def take(self, most_bytes: int, pins: int = 0, *, lasts: bool = False) -> Use:
         """A slot for a chunk of up to `most_bytes`, which all ranks take alike.
 
         What was in it has been read, by the readers and by this rank.
         """
-        slot = self._free_slot()
-        if self._window is None or slot is None or most_bytes > self._size:
-            self._enlarge(most_bytes, slot is None)
+        slot, slots = self._free_slot(), self._slots_wanted(lasts)
+        if slot is None:
+            slots = max(slots, 2 * len(self._uses))
+        if self._window is None or most_bytes > self._size or slots > len(self._uses):
+            self._enlarge(most_bytes, slots)
             slot = self._free_slot()
         assert self._window is not None and slot is not None
         self._await_readers(self._uses[slot])
         self._count += 1
+        self._last = slot
         start = slot * self._size
-        use = Use(self._count, slot, self._window, start, self.link.stream(), pins)
+        use = Use(self._count, slot, self._window, start, self.link.stream(), pins, lasts)
         self._uses[slot] = use
         return use
 
     def _free_slot(self) -> int | None:
-        """The next slot in turn that no use is pinned to."""
+        """The next slot in turn that no use is pinned to. Counted from the last one, as those behind
+        one that is pinned would else come twice in a row, and wait for their readers at once."""
         slots = len(self._uses)
         for step in range(slots):
-            slot = (self._count + step) % slots
+            slot = (self._last + 1 + step) % slots
             use = self._uses[slot]
             if use is None or not use.pins:
                 return slot
@@ -170,14 +177,20 @@ class Arena:
         for reader in last.readers:
             self.link.await_flag(self._flag(last, reader, is_done=True), last.number)
 
-    def _enlarge(self, most_bytes: int, has_no_slot: bool) -> None:
+    def _slots_wanted(self, lasts: bool) -> int:
+        """So many that one more use, and as many as before beside those that last, find theirs."""
+        if not lasts:
+            return len(self._uses)
+        lasting = sum(use is not None and use.lasts and use.pins > 0 for use in self._uses)
+        return max(len(self._uses), FIRST_SLOTS + lasting + 1)
+
+    def _enlarge(self, most_bytes: int, slots: int) -> None:
         """Rare, as sizes only grow. A pinned use keeps its old window, which is read yet."""
         for last in self._uses:
             if last is not None and not last.pins:
                 self._await_readers(last)
         self.flush()
         self.link.settle()
-        slots = len(self._uses) * (2 if has_no_slot else 1)
         if slots > self.most_slots:
             raise MemoryError(f"{slots} chunks of {most_bytes} bytes are under way at once")
         self._uses = [use if use is not None and use.pins else None for use in self._uses]
@@ -254,7 +267,7 @@ class Arena:
         flags, and differ in their numbers. First, how often there was a new window: what depends on
         an earlier one will not come again."""
         readers = [None if use is None else (use.readers, use.pins) for use in self._uses]
-        return self._enlarged, self._count % len(self._uses), *readers
+        return self._enlarged, self._last, *readers
 
 
 @final
@@ -264,11 +277,12 @@ class Course:
     `end` it or `undo` it, before anything else is done with the arena: as yet it was not made.
     """
 
-    __slots__ = ("_arena", "_base", "_before", "_left", "_length")
+    __slots__ = ("_arena", "_base", "_before", "_begun", "_ended", "_left", "_length")
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._base = arena._count
+        self._begun = self._ended = arena._last
         self._before = list(arena._uses)
         self._left: tuple[tuple[int, Use], ...] = ()
         self._length = 0
@@ -277,6 +291,7 @@ class Course:
         """Leave the arena as it was; of what was not flushed, nothing comes to a stream."""
         self._arena.link.forget()
         self._arena._count, self._arena._uses = self._base, list(self._before)
+        self._arena._last = self._begun
 
     def end(self) -> None:
         """All is recorded; the arena is as it was. Raises InvariantError if a use will be asked for
@@ -286,6 +301,7 @@ class Course:
             raise InvariantError("a call ends before all have come that ask for its chunks")
         self._left = tuple((use.number - self._base, use) for use in uses)
         self._length = self._arena._count - self._base
+        self._ended = self._arena._last
         self.undo()
 
     def source(self, value: int) -> int:
@@ -306,10 +322,9 @@ class Course:
             last = uses[use.slot]
             if last is not None and last.stream != stream:
                 arena.link.follow(last.stream)
-            uses[use.slot] = Use(
-                base + step, use.slot, use.window, use.start, stream, 0, use.readers
-            )
-        arena._count = base + self._length
+            number, readers = base + step, use.readers
+            uses[use.slot] = Use(number, use.slot, use.window, use.start, stream, readers=readers)
+        arena._count, arena._last = base + self._length, self._ended
         return values
 
 

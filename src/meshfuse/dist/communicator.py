@@ -195,7 +195,8 @@ class Communicator:
             transport = self._transport(chunk.team, chunk.device, chunk.cause)
         if transport is None:
             return chunk.ordinary()
-        return transport.allocate(chunk.shape, chunk.strides, chunk.dtype, chunk.most_bytes)
+        strides, dtype = chunk.strides, chunk.dtype
+        return transport.allocate(chunk.shape, strides, dtype, chunk.most_bytes, lasts=chunk.lasts)
 
     def give_back(self, team: tuple[int, ...], memory: Sequence[torch.Tensor]) -> None:
         """The program lets go of what it reserved for its peers to fetch. All ranks of the team do

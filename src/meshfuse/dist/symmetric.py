@@ -279,19 +279,26 @@ class SymmetricTransport:
         return memory[: elements * dtype.itemsize].view(dtype).view(tuple(shape)), kept
 
     def allocate(
-        self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, most_bytes: int
+        self,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        dtype: torch.dtype,
+        most_bytes: int,
+        *,
+        lasts: bool = False,
     ) -> torch.Tensor:
         """Memory for what will be delivered or fetched, which is at most `most_bytes` on any rank.
         All ranks of the team allocate alike.
 
-        What is delivered from it is delivered once; else it lasts until it is given back.
+        What is delivered from it is delivered once. What is fetched lasts until it is given back.
         """
         self._refuse_capture()
-        return self._arena.hold(self._arena.take(most_bytes, pins=1), shape, strides, dtype)
+        use = self._arena.take(most_bytes, pins=1, lasts=lasts)
+        return self._arena.hold(use, shape, strides, dtype)
 
     def give_back(self, memory: torch.Tensor) -> None:
-        """Nothing more is done on this rank with memory that was allocated, but what the stream
-        knows of that it was allocated on. Peers may be reading it yet."""
+        """Nothing more is done on this rank with memory that lasts, but what the stream knows of
+        that it was allocated on. Peers may be reading it yet."""
         use = self._arena.find(memory)
         if use is not None:
             use.pins = 0
@@ -346,7 +353,7 @@ class SymmetricTransport:
                 sources[chunk] = (use, asked + 1)
                 return use
             sources.pop(chunk, None)
-            if use is not None and use.tensor is not src:  # what was made there is given back
+            if use is not None and not use.lasts:
                 use.pins = 0
             return use
 

@@ -25,7 +25,8 @@ from meshfuse.runtime.allocate import as_dense, dense_strides
 @frozen_dataclass
 class SharedChunk:
     """Memory that a rank asks for to make what `team` reads: all ranks of it ask alike.
-    `most_bytes`: of the largest that any asks for."""
+    `most_bytes`: of the largest that any asks for. `lasts`: until it is given back; else until it
+    is delivered."""
 
     team: tuple[int, ...]
     shape: tuple[int, ...]
@@ -34,6 +35,7 @@ class SharedChunk:
     device: torch.device
     most_bytes: int
     cause: str
+    lasts: bool = False
 
     def ordinary(self) -> torch.Tensor:
         """Memory that no peer reaches: what is in it is copied to be sent."""

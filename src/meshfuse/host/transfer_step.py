@@ -134,7 +134,9 @@ class ShareStep(Step):
     def _chunk(self, shape: Sequence[int], most_bytes: int) -> SharedChunk:
         strides = dense_strides(shape, self.order)
         dtype, device, cause = self.dtype, self.device, self.cause
-        return SharedChunk(self.team, tuple(shape), strides, dtype, device, most_bytes, cause)
+        return SharedChunk(
+            self.team, tuple(shape), strides, dtype, device, most_bytes, cause, lasts=True
+        )
 
 
 def find_delivery(node: Allocate, program: HostProgram) -> Communicate | None:

@@ -91,6 +91,25 @@ def test_slots_are_added_while_all_are_pinned() -> None:
     World(2).run(work)
 
 
+def test_what_lasts_leaves_as_many_slots_to_others() -> None:
+    """Chunks that come and go take turns on them, and wait for their readers no sooner; and when it
+    is over, there is room for what lasts next."""
+
+    def work(arena: Arena) -> None:
+        assert isinstance(arena.link, MemoryLink)
+        for _ in range(5):
+            lasting = [arena.take(40, pins=1, lasts=True) for _ in range(3)]
+            others = [arena.take(40).slot for _ in range(3 * FIRST_SLOTS)]
+            turn = others[:FIRST_SLOTS]
+            assert others == turn * 3
+            assert len({*turn, *(use.slot for use in lasting)}) == FIRST_SLOTS + 3
+            assert arena.link.opened == 3
+            for use in lasting:
+                use.pins = 0
+
+    World(1).run(work)
+
+
 def test_no_more_slots_than_flags() -> None:
     def work(arena: Arena) -> None:
         with pytest.raises(MemoryError, match="8 chunks of 400 bytes are under way at once"):

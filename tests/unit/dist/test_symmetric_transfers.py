@@ -106,7 +106,7 @@ def test_what_is_made_in_allocated_memory_is_not_copied(
         transport, draw = transport_over(arena), random.Random(5)
         for n in range(60):
             lengths = [draw.choice([0, 1, 5]) for _ in range(ranks)]
-            made = transport.allocate((lengths[arena.place],), (1,), torch.int64, 40)
+            made = transport.allocate((lengths[arena.place],), (1,), torch.int64, 40, lasts=True)
             made.fill_(10 * n + arena.place)
             for sources in draw.choice(orders):
                 deliver(transport, 1000 * n)
