@@ -159,8 +159,8 @@ class Arena:
         return use
 
     def _free_slot(self) -> int | None:
-        """The next slot in turn that no use is pinned to. Counted from the last one, as those behind
-        one that is pinned would else come twice in a row, and wait for their readers at once."""
+        """The next slot in turn that no use is pinned to. Counted from the last one: by numbers of
+        uses a slot behind a pinned one would come twice in a row, and wait for its readers."""
         slots = len(self._uses)
         for step in range(slots):
             slot = (self._last + 1 + step) % slots
