@@ -261,7 +261,8 @@ class FusionDefinition:
                 "execute: KernelExecutor already exists! Use manual_execute() to execute the "
                 "fusion."
             )
-        self.freeze("execute")
+        if not self._recording.frozen:
+            self.freeze("execute")
         if save_repro_inputs or print_repro:
             inputs = list(inputs)
         if save_repro_inputs:

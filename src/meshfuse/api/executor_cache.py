@@ -161,9 +161,9 @@ class FusionExecutorCache:
         `is_auto` passes over the user's schedule; `profile` and `capture` keep what `profile()` and
         `get_debug_output()` say about the call. `profiler` measures it, if it is given.
         """
-        values = list_inputs(inputs)
+        values = inputs if isinstance(inputs, list) else list_inputs(inputs)
         communicator = Communicator.instance()
-        frozen = self.frozen_program()
+        frozen = self._frozen or self.frozen_program()
         call = communicator.begin_call(frozen.key) if frozen.meshes else None
         try:  # as in communicator.in_call, which takes longer
             given = given_sizes(frozen, global_sizes) if global_sizes else {}

@@ -115,8 +115,8 @@ def terms_of_call(
     which sizes the caller says."""
     if not frozen.meshes:
         return (is_auto, overlap, *given.items())
-    order, place = torch.are_deterministic_algorithms_enabled(), communicator.found_place()
-    return (is_auto, overlap, order, place, *given.items())
+    order = torch._C._get_deterministic_algorithms()
+    return (is_auto, overlap, order, communicator.here, *given.items())
 
 
 def facts_of_inputs(inputs: Sequence[Any]) -> Facts | None:

@@ -73,10 +73,10 @@ class CallEntry:
         destroyed."""
         self._attachment.bound.add(bound)
 
-    def leads_in(self) -> bool:
-        """Whether the default process group is the one for which this was made; as the call that
-        is under way has found it."""
-        return self._communicator._attachment is self._attachment
+    def is_of(self, communicator: Communicator) -> bool:
+        """Whether it was made for the default process group, as the call that is under way has
+        found it."""
+        return communicator._attachment is self._attachment
 
     def enter(
         self, call: Call | None, inputs: Sequence[object] = (), seconds: float | None = None
@@ -124,6 +124,9 @@ class Communicator:
         self.has_replays = not options.is_disabled("graph_replay")
         self._launch: Launch | None = None if self._is_off else read_launch(environ)
         self._attachment: Attachment | None = None
+        self.here = ALONE if self._launch is None else self._launch.place
+        """As `place`, on the default process group that `instance` has found: no call looks for it
+        twice."""
         self._lock = RLock()
 
     @classmethod
@@ -162,15 +165,7 @@ class Communicator:
     def place(self) -> Place:
         """Rank and size, here and in all."""
         self._find_attachment()
-        return self.found_place()
-
-    def found_place(self) -> Place:
-        """As `place`, on the default process group that `instance` has found: no call looks for it
-        twice."""
-        attachment = self._attachment
-        if attachment is not None:
-            return attachment.place
-        return ALONE if self._launch is None else self._launch.place
+        return self.here
 
     def post(self, request: CollectiveRequest) -> Pending:
         """Start a collective; every rank of its team posts the same ones in the same order.
@@ -446,6 +441,7 @@ class Communicator:
             if self._attachment is not None:
                 self._attachment.close()
                 self._attachment = None
+                self.here = ALONE if self._launch is None else self._launch.place
 
     def _find_attachment(self) -> Attachment | None:
         """What stands on the present default process group; attaches to a new one, forgets one
@@ -461,6 +457,7 @@ class Communicator:
                 self.close()
             if self._attachment is None and world is not None:
                 self._attachment = attach(world, self._environ)
+                self.here = self._attachment.place
             return self._attachment
 
     def _attach(self, purpose: object) -> Attachment:

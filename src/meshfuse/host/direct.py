@@ -120,7 +120,7 @@ class DirectPlan:
     def is_of(self, communicator: Communicator) -> bool:
         """Whether what was looked up is what there is now."""
         entry = self._entry
-        return communicator is self._communicator and (entry is None or entry.leads_in())
+        return communicator is self._communicator and (entry is None or entry.is_of(communicator))
 
     def run(
         self, slots: Slots, call: Call | None, drawing: Draw | None = None

@@ -13,10 +13,8 @@ from contextlib import contextmanager
 
 import torch
 
-
-def is_autocasting() -> bool:
-    """Whether torch casts operands here, on any type of device."""
-    return torch._C._is_any_autocast_enabled()
+is_autocasting = torch._C._is_any_autocast_enabled
+"""Whether torch casts operands here, on any type of device."""
 
 
 @contextmanager

@@ -60,7 +60,7 @@ class Peers:
     def entry(self, agreements: Sequence[object], has_readers: bool) -> Any:
         return self
 
-    def leads_in(self) -> bool:
+    def is_of(self, communicator: object) -> bool:
         return True
 
     def bind(self, bound: object) -> None:

@@ -136,7 +136,7 @@ def test_an_error_in_a_loop_is_told_to_the_peers() -> None:
 def _started(executable: Executable, inputs: list[torch.Tensor], transport: Any) -> object:
     """A call whose ranks have agreed already."""
     transport.entry = lambda agreements, has_readers: transport
-    transport.leads_in = lambda: True
+    transport.is_of = lambda communicator: True
     transport.bind = lambda bound: None
     transport.enter = lambda call, inputs: transport
     transport.leave = lambda: None

@@ -245,7 +245,7 @@ class Asked:
     def entry(self, agreements: object, has_readers: bool) -> Any:
         log = SimpleNamespace(leave=lambda: None)
         return SimpleNamespace(
-            leads_in=lambda: True, bind=lambda bound: None, enter=lambda call, inputs: log
+            is_of=lambda communicator: True, bind=lambda bound: None, enter=lambda call, inputs: log
         )
 
     def rank(self) -> int:
