@@ -52,9 +52,9 @@ class CallHistory:
 
     def has_followed(self, key: Key) -> bool:
         """`note`, of a call that is expected; nothing for another."""
-        number = self._numbers.get(key)
-        if number == self._last and self._run >= _LONG:  # most calls by far: as below
-            if self._next_by_short.get((self._before, number, self._run), number) != number:
+        number, last = self._numbers.get(key), self._last
+        if number == last and self._run >= _LONG:  # most calls by far: as below
+            if self._next_by_short.get((self._before, last, self._run), last) != last:
                 return False
             self._run += 1
             return True
