@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from ranks import Job
+
+SEED = 11
+"""Of the orders in which variants come."""
 
 Call = Callable[[int], object]
 """One call of a variant, with its number, by which it may choose among inputs."""
@@ -54,16 +58,19 @@ def place_of_upper_bound(count: int) -> int:
 def race(
     job: Job, calls: Mapping[str, Call], *, iterations: int, rounds: int, warm_up: int = 3
 ) -> dict[str, Times]:
-    """Each variant `iterations` times in a row, in each of `rounds`; who begins changes."""
+    """Each variant `iterations` times in a row, in each of `rounds`.
+
+    Each round has an order of its own, the same on all ranks: behind one that kept a GPU busy all
+    the time, another finds less power left than behind one that waited for transfers.
+    """
     for call in calls.values():
         for number in range(warm_up):
             call(number)
-    names = list(calls)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    draw = random.Random(SEED)
     for turn in range(rounds):
         job.keep_watch()
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+        for name in draw.sample(list(calls), len(calls)):
             found[name].append(_time(job, calls[name], iterations, turn * iterations))
     times: dict[str, Times] = {}
     for name, own in found.items():

@@ -1,8 +1,10 @@
 """Forms of a program run against one another, and which of them is to be kept.
 
-Rounds are interleaved, so that what slows the machine down slows all forms. A form takes the place
-of the plain one only if it is quicker beyond doubt: times are compared round by round, and the
-upper end of a confidence interval of the median ratio counts, which no single outlier moves.
+Rounds are interleaved, so that what slows the machine down slows all forms, and go to and fro: a
+form that comes behind one which kept a GPU busy all the time finds less power left. Ranks get to
+know that order, and agree on it without a word. A form takes the place of the plain one only if it
+is quicker beyond doubt: times are compared round by round, and the upper end of a confidence
+interval of the median ratio counts, which no single outlier moves.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.facts.overlap_form import PLAIN, Overlap
 
 WARM_UP_ROUNDS: Final = 2
-"""In the second, ranks know in which order forms follow one another, and agree without a word."""
+"""In the second, ranks know one order in which forms follow one another."""
 ROUNDS: Final = 15
 """Of which three may be spoilt by something else before a better form is not seen to be better."""
 WORTH_IT: Final = 0.95
@@ -83,8 +85,8 @@ def race(forms: Sequence[Overlap], track: Track) -> tuple[RaceRow, ...]:
     (slowest,) = track.slowest([plain])
     calls = max(1, min(MOST_CALLS, ROW_NANOSECONDS // max(slowest, 1)))
     times: dict[Overlap, list[Nanoseconds]] = {form: [] for form in running}
-    for _ in range(ROUNDS):
-        for form in running:
+    for turn in range(ROUNDS):
+        for form in running if turn % 2 == 0 else running[::-1]:
             times[form].append(track.run(form, calls))
     flat = track.slowest([taken for form in running for taken in times[form]])
     if len(flat) != ROUNDS * len(running):
