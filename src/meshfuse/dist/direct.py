@@ -137,6 +137,12 @@ class DirectCollective:
         elif self._unpack is not None:
             self._unpack(memory, out)
 
+    def perform(self, src: torch.Tensor, out: torch.Tensor) -> None:
+        """`post` and `wait`."""
+        self.post(src, out)
+        if self._work is not None or self._pending is not None:
+            self.wait()
+
     def _post_request(self, src: torch.Tensor, out: torch.Tensor) -> None:
         request = self._collective.request(src, out)
         pending = self._pending = self._communicator.post(request)

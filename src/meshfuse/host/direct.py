@@ -26,6 +26,7 @@ from meshfuse.host.events import (
     CALLER,
     AwaitMark,
     AwaitWork,
+    Event,
     GiveBackSlot,
     Mark,
     PostCollective,
@@ -227,6 +228,7 @@ class _Binding:
         recorded: Mapping[int, DirectTransfer] | None = None,
     ) -> None:
         self.meetings = 0
+        self._performed: Event | None = None  # the latest wait that comes with its collective
         self._recorded = recorded
         self._communicator = communicator
         self._streams = streams
@@ -250,18 +252,23 @@ class _Binding:
         return {number: found for number, found in posted if isinstance(found, DirectTransfer)}
 
     def bind_all(self) -> Iterator[Act]:
-        following = [*(found.tells for found in self._bound), None][1:]
-        current = CALLER
-        for number, (found, told) in enumerate(zip(self._bound, following, strict=True), start=1):
+        """Actions that do all that is to be done. A collective that is awaited at once is one."""
+        following = [*self._bound[1:], None]
+        current, number = CALLER, 0
+        for found, after in zip(self._bound, following, strict=True):
+            told = None if after is None else after.tells
+            if isinstance(found.tells, SwitchStream):
+                if isinstance(told, SwitchStream) or found.tells.stream == current:
+                    continue
+                current = found.tells.stream
+            if found.tells is not None and found.tells == self._performed:
+                continue
+            number += 1
             if found.posts or isinstance(found.tells or found.asks, AwaitWork | GiveBackSlot):
                 self.meetings = number
-            if not isinstance(found.tells, SwitchStream):
-                yield self._bind(found)
-            elif isinstance(told, SwitchStream) or found.tells.stream == current:
-                yield _do_nothing
-            else:
-                current = found.tells.stream
-                yield self._bind(found)
+            if isinstance(found.asks, PostCollective) and _awaits(told, found.asks):
+                self._performed = told
+            yield self._bind(found)
 
     def _bind(self, found: Bound) -> Act:
         communicator = self._communicator
@@ -270,7 +277,8 @@ class _Binding:
             case PostCollective(sized, src, out):
                 collective = self._posted[sized.number] = DirectCollective(communicator, sized)
                 self._posted_on[sized.number] = found.stream
-                return lambda slots: collective.post(slots[src], slots[out])
+                put = collective.perform if _awaits(self._performed, asked) else collective.post
+                return lambda slots: put(slots[src], slots[out])
             case PostTransfer():
                 return self._bind_transfer(asked, found.stream)
             case ReserveSlot(chunk, slot, piece):
@@ -337,8 +345,9 @@ def _refuse(slots: Slots) -> None:
     )
 
 
-def _do_nothing(slots: Slots) -> None:
-    """Of a stream that is current already, or left at once."""
+def _awaits(told: Event | None, posted: PostCollective) -> bool:
+    """Whether it is the wait for what was posted."""
+    return isinstance(told, AwaitWork) and told.number == posted.collective.number
 
 
 def _arrival(number: int) -> Mark:
