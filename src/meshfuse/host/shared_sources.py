@@ -10,7 +10,7 @@ of its own, for peers are told of each by itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import final
 
@@ -56,12 +56,9 @@ def with_shared_sources(
     memory is used again when its own name is freed. So does what a collective fills, which may want
     room behind it.
     """
-    made = [node.buffer for node in body if isinstance(node, Allocate)]
     viewed = {src for node in body for _, src in views_made(node)}
     shared = {
-        name
-        for name in made
-        if name not in kept and name not in viewed and _source(name, body, buffers) is not None
+        name for name, _ in _sources(body, buffers) if name not in kept and name not in viewed
     }
     for node in body:
         if isinstance(node, Allocate) and node.buffer in shared:
@@ -72,38 +69,87 @@ def with_shared_sources(
 
 def shared_sources(program: HostProgram) -> dict[TensorName, SharedSource]:
     """Those that the program has in symmetric memory."""
-    symmetric = (
+    symmetric = {
         node.buffer
         for node in program.body
         if isinstance(node, Allocate) and node.memory is MemoryType.symmetric
-    )
-    found = ((name, _source(name, program.body, program.buffers)) for name in symmetric)
-    return {name: source for name, source in found if source is not None}
+    }
+    found = _sources(program.body, program.buffers)
+    return {name: source for name, source in found if name in symmetric}
+
+
+@final
+@frozen_dataclass
+class _Uses:
+    """What a body does, in loops and outside, by the buffer that it does it to.
+
+    `touching`: nodes that need or define it, but for its end. `chunks`: those cut out of it.
+    `posted`: communications that send it. `filled`: what collectives write.
+    """
+
+    touching: Mapping[TensorName | ScalarName, Sequence[Node]]
+    chunks: Mapping[TensorName, Sequence[Chunk]]
+    posted: Mapping[TensorName, Sequence[Communicate]]
+    filled: Set[TensorName]
+
+    @staticmethod
+    def of(body: Sequence[Node]) -> _Uses:
+        touching: dict[TensorName | ScalarName, list[Node]] = {}
+        chunks: dict[TensorName, list[Chunk]] = {}
+        posted: dict[TensorName, list[Communicate]] = {}
+        filled: set[TensorName] = set()
+        for node in all_nodes(body):
+            if isinstance(node, ForLoop | OnStream | Free):
+                continue
+            for name in dict.fromkeys((*names_needed(node), *names_defined(node))):
+                touching.setdefault(name, []).append(node)
+            if isinstance(node, Chunk):
+                chunks.setdefault(node.src, []).append(node)
+            if isinstance(node, Communicate):
+                posted.setdefault(node.src, []).append(node)
+                if not node.is_transfer:
+                    filled.add(node.out)
+        return _Uses(touching, chunks, posted, filled)
+
+
+def _sources(
+    body: Sequence[Node], buffers: Mapping[TensorName, HostBuffer]
+) -> Iterator[tuple[TensorName, SharedSource]]:
+    """Buffers made outside of loops of which one fetch in a loop is all that is communicated, and
+    finds them as they lie in memory."""
+    loops = [node for node in body if isinstance(node, ForLoop | OnStream)]
+    fetches = [
+        node
+        for node in all_nodes(loops)
+        if isinstance(node, Communicate) and node.collective is Collective.fetch
+    ]
+    if not fetches:  # as in most programs
+        return
+    uses = _Uses.of(body)
+    for name in (node.buffer for node in body if isinstance(node, Allocate)):
+        parts = {name: None, **{chunk.out: chunk for chunk in uses.chunks.get(name, ())}}
+        posted = [node for part in parts for node in uses.posted.get(part, ())]
+        if len(posted) != 1 or posted[0] not in fetches or not uses.filled.isdisjoint(parts):
+            continue
+        source = _source(posted[0], name, parts[posted[0].src], uses, buffers)
+        if source is not None:
+            yield name, source
 
 
 def _source(
-    name: TensorName, body: Sequence[Node], buffers: Mapping[TensorName, HostBuffer]
+    fetch: Communicate,
+    name: TensorName,
+    piece: Chunk | None,
+    uses: _Uses,
+    buffers: Mapping[TensorName, HostBuffer],
 ) -> SharedSource | None:
-    """How peers fetch a buffer, if one fetch in a loop is all that is communicated of it, and finds
-    it as it lies in memory."""
-    nodes = [node for node in all_nodes(body) if not isinstance(node, ForLoop | OnStream | Free)]
-    chunks = {node.out: node for node in nodes if isinstance(node, Chunk) and node.src == name}
-    parts = {name, *chunks}
-    posted = [node for node in nodes if isinstance(node, Communicate)]
-    if any(node.out in parts and not node.is_transfer for node in posted):
-        return None
-    posted = [node for node in posted if node.src in parts]
-    if len(posted) != 1 or posted[0].collective is not Collective.fetch or posted[0] in body:
-        return None
-    (fetch,) = posted
+    """The buffer as its only fetch sees it: whole, or by a `piece`; None if not as it lies."""
     src, out, whole = buffers[fetch.src], buffers[fetch.out], buffers[name]
     if src.gaps or out.gaps or src.memory_order != out.memory_order or whole.mesh != fetch.mesh:
         return None
-    if fetch.src == name:
+    if piece is None:
         return SharedSource(fetch)
-    touching = [n for n in nodes if name in (*names_needed(n), *names_defined(n))]
-    piece = chunks[fetch.src]
-    pieces = _pieces(whole, piece, touching, buffers)
+    pieces = _pieces(whole, piece, uses.touching[name], buffers)
     return None if pieces is None else SharedSource(fetch, piece.axis, pieces)
 
 
