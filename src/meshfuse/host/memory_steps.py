@@ -16,6 +16,7 @@ from meshfuse.host.events import GiveBackSlot
 from meshfuse.host.nodes import Allocate, Free, Pick, View
 from meshfuse.host.steps import Binding, bind_collective, bind_step, place
 from meshfuse.host.transfer_step import (
+    PeerBuffer,
     ReserveStep,
     ShareStep,
     bind_transfer,
@@ -64,20 +65,24 @@ def _(node: Allocate, binding: Binding) -> Step:
     buffer = binding.program.buffers[node.buffer]
     (slot,) = binding.slots([node.buffer])
     dtype = to_torch_dtype(buffer.dtype)
+    extents, device = (node.bytes, *buffer.shape), binding.device
     source = binding.shared.get(node.buffer)
     if source is not None:
-        return ShareStep.of(node, source, buffer, binding.rank, slot, dtype, binding.device)
+        shared = PeerBuffer(slot, buffer.memory_order, dtype, device, source.fetch.cause)
+        team = team_of(source.fetch, binding.rank)
+        return ShareStep(shared, team, source.pieces, source.axis, extents)
     delivery = find_delivery(node, binding.program)
-    if delivery is not None and has_peer_memory(binding.device):
+    if delivery is not None and has_peer_memory(device):
         out = binding.program.buffers[delivery.out]
         transfer = bind_transfer(delivery, out, binding.rank, binding.loops)
-        return ReserveStep.of(node, transfer, buffer, slot, dtype, binding.device)
+        sent = PeerBuffer(slot, buffer.memory_order, dtype, device, transfer.cause)
+        return ReserveStep(sent, transfer, extents)
     received = tuple(
         bind_collective(found, binding.program.buffers[found.src], buffer, binding.rank)
         for found in binding.filling.get(node.buffer, ())
         if binding.rank in found.ranks
     )
-    return AllocateStep(slot, buffer.shape, buffer.memory_order, dtype, binding.device, received)
+    return AllocateStep(slot, buffer.shape, buffer.memory_order, dtype, device, received)
 
 
 @final

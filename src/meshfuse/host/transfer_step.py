@@ -23,9 +23,43 @@ from meshfuse.host.nodes import (
     HostProgram,
     all_nodes,
 )
-from meshfuse.host.shared_sources import SharedSource
 from meshfuse.ir.schedule import MemoryType
 from meshfuse.runtime.allocate import dense_strides
+
+
+@final
+@frozen_dataclass
+class PeerBuffer:
+    """A buffer that peers read: the slot for its memory, and how it lies there. `cause`: what it is
+    sent for."""
+
+    slot: int
+    order: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    cause: str
+
+    def ask(
+        self,
+        team: tuple[int, ...],
+        shape: Sequence[int],
+        most_bytes: int,
+        piece: int | None = None,
+        *,
+        lasts: bool = False,
+    ) -> ReserveSlot:
+        """What asks for memory of it, or of a piece of it, of this local shape."""
+        chunk = SharedChunk(
+            team,
+            tuple(shape),
+            dense_strides(shape, self.order),
+            self.dtype,
+            self.device,
+            most_bytes,
+            self.cause,
+            lasts,
+        )
+        return ReserveSlot(chunk, self.slot, piece)
 
 
 @final
@@ -34,28 +68,10 @@ class ReserveStep(Step):
     """Memory for what a rank delivers to its team by `transfer`. `extents`: the most bytes, then
     the shape."""
 
-    slot: int
+    buffer: PeerBuffer
     transfer: BoundTransfer
-    order: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    cause: str
     extents: tuple[IntExpr, ...]
     traced: Traced | None = None
-
-    @staticmethod
-    def of(
-        node: Allocate,
-        transfer: BoundTransfer,
-        buffer: HostBuffer,
-        slot: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> ReserveStep:
-        """Of a buffer that `transfer` sends."""
-        extents = (node.bytes, *buffer.shape)
-        order, cause = buffer.memory_order, transfer.cause
-        return ReserveStep(slot, transfer, order, dtype, device, cause, extents)
 
     def bind(self, sizes: Sizes) -> Action:
         return self._asked(sizes, self.transfer.at(sizes.symbols).team).act
@@ -70,11 +86,8 @@ class ReserveStep(Step):
             yield Bound(asked.make, self.traced)
 
     def _asked(self, sizes: Sizes, team: tuple[int, ...]) -> ReserveSlot:
-        most_bytes, *found = sizes.values
-        shape = tuple(found)
-        strides = dense_strides(shape, self.order)
-        chunk = SharedChunk(team, shape, strides, self.dtype, self.device, most_bytes, self.cause)
-        return ReserveSlot(chunk, self.slot)
+        most_bytes, *shape = sizes.values
+        return self.buffer.ask(team, shape, most_bytes)
 
 
 @final
@@ -83,69 +96,34 @@ class ShareStep(Step):
     """Memory for what a rank makes and its `team` fetches: whole, or in `pieces` along `axis`, each
     in a chunk of its own. `extents`: the most bytes, then the shape."""
 
-    slot: int
+    buffer: PeerBuffer
     team: tuple[int, ...]
     pieces: int | None
     axis: int
-    order: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    cause: str
     extents: tuple[IntExpr, ...]
     traced: Traced | None = None
-
-    @staticmethod
-    def of(
-        node: Allocate,
-        source: SharedSource,
-        buffer: HostBuffer,
-        rank: int,
-        slot: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> ShareStep:
-        fetch, extents = source.fetch, (node.bytes, *buffer.shape)
-        return ShareStep(
-            slot,
-            team_of(fetch, rank),
-            source.pieces,
-            source.axis,
-            buffer.memory_order,
-            dtype,
-            device,
-            fetch.cause,
-            extents,
-        )
 
     def bind(self, sizes: Sizes) -> Action:
         raise InvariantError("pieces are reserved one by one; expand it")
 
     def expand(self, sizes: Sizes) -> Iterator[Bound]:
         most_bytes, *shape = sizes.values
-        if self.pieces is None:
-            asked = [ReserveSlot(self._chunk(shape, most_bytes), self.slot)]
-        else:
+        numbers: Sequence[int | None] = (None,)
+        if self.pieces is not None:
             shape[self.axis] //= self.pieces
-            chunk = self._chunk(shape, most_bytes // self.pieces)
-            asked = [ReserveSlot(chunk, self.slot, piece) for piece in range(self.pieces)]
-        for found in asked:
-            yield Bound.asking(found, self.traced)
-
-    def _chunk(self, shape: Sequence[int], most_bytes: int) -> SharedChunk:
-        strides = dense_strides(shape, self.order)
-        dtype, device, cause = self.dtype, self.device, self.cause
-        return SharedChunk(
-            self.team, tuple(shape), strides, dtype, device, most_bytes, cause, lasts=True
-        )
+            most_bytes, numbers = most_bytes // self.pieces, range(self.pieces)
+        for number in numbers:
+            asked = self.buffer.ask(self.team, shape, most_bytes, number, lasts=True)
+            yield Bound.asking(asked, self.traced)
 
 
 def find_delivery(node: Allocate, program: HostProgram) -> Communicate | None:
     """What delivers the buffer of an allocation in symmetric memory."""
     if node.memory is not MemoryType.symmetric:
         return None
-    nodes = (found for found in all_nodes(program.body) if isinstance(found, Communicate))
-    sent = (found for found in nodes if found.collective is Collective.deliver)
-    return next((found for found in sent if found.src == node.buffer), None)
+    posted = (found for found in all_nodes(program.body) if isinstance(found, Communicate))
+    delivered = (found for found in posted if found.collective is Collective.deliver)
+    return next((found for found in delivered if found.src == node.buffer), None)
 
 
 def team_of(transfer: Communicate, rank: int) -> tuple[int, ...]:
