@@ -148,18 +148,23 @@ def test_transfers_are_not_captured() -> None:
     on_gpus(captured, deadline=DEADLINE)
 
 
-def replayed(rank: int, ranks: int) -> int:
-    """How many of 210 calls were replayed; all of them have new values, most of them where the old
-    ones were. For a while tensors of rank 1 lie elsewhere each time."""
-    begin(rank, ranks)
-    d, late, count = ranks, random.Random(rank), [0]
-    run = Replay.run
+def replays_counted() -> list[int]:
+    """How many calls this process has replayed from here on, in its only place."""
+    count, run = [0], Replay.run
 
     def counted(self: Replay, stream: int) -> None:
         count[0] += 1
         run(self, stream)
 
     Replay.run = counted
+    return count
+
+
+def replayed(rank: int, ranks: int) -> int:
+    """How many of 210 calls were replayed; all of them have new values, most of them where the old
+    ones were. For a while tensors of rank 1 lie elsewhere each time."""
+    begin(rank, ranks)
+    d, late, count = ranks, random.Random(rank), replays_counted()
     gather, scatter = gather_then_multiply(d, 300), multiply_then_scatter(d, 300, 4 * d)
     x, w = integers(300, 4), integers(4, 5)
     y, v = integers(300, 4 * d), integers(4 * d, 3)
@@ -194,14 +199,7 @@ def sums_in_turns(rank: int, ranks: int) -> int:
     """Sums that are made where peers read them, each of its own values and beside others, whoever
     is late: how many calls of 150 were replayed."""
     begin(rank, ranks)
-    d, late, count = ranks, random.Random(rank), [0]
-    run = Replay.run
-
-    def counted(self: Replay, stream: int) -> None:
-        count[0] += 1
-        run(self, stream)
-
-    Replay.run = counted
+    d, late, count = ranks, random.Random(rank), replays_counted()
     x, w, b = integers(64 * d, 4 * d), integers(3, 4 * d), integers(3)
     own = [block(x, rank, d, axis=1), block(w, rank, d, axis=1), b.cuda()]
     forms = [Overlap.peers(), Overlap.peers(2), Overlap.peers(4)]
