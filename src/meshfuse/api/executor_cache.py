@@ -33,9 +33,8 @@ from meshfuse.api.frozen_program import (
 from meshfuse.api.fusion_view import FusionView
 from meshfuse.api.hot_calls import (
     MOST_CALLS,
-    Facts,
     HotCall,
-    Terms,
+    Kind,
     facts_of_inputs,
     remember_call,
     terms_of_call,
@@ -80,7 +79,7 @@ class FusionExecutorCache:
         "_frozen",
         "_hot_calls",
         "_last",
-        "_latest",
+        "_last_hot",
         "_prepared",
         "_profile",
         "_recording",
@@ -110,8 +109,8 @@ class FusionExecutorCache:
         if schedule is not None or not auto_schedule:
             schedules = UserSchedules(self._recording, schedule or _leave_as_it_is)
         self._prepared = PreparedCalls(scheduler, schedules)
-        self._hot_calls: BoundedTable[tuple[Terms, Facts], HotCall] = BoundedTable(MOST_CALLS)
-        self._latest: HotCall | None = None
+        self._hot_calls: BoundedTable[Kind, HotCall] = BoundedTable(MOST_CALLS)
+        self._last_hot: HotCall | None = None
         self._choices = FormChoices()
         self._last: Prepared | None = None
         self._profile: FusionProfile | None = None
@@ -168,20 +167,20 @@ class FusionExecutorCache:
         try:  # as in communicator.in_call, which takes longer
             given = given_sizes(frozen, global_sizes) if global_sizes else {}
             profiler = profiler or begin_profile(profile)
-            facts = None
+            kind = None
             if profiler is None and device is None and not (enable or disable or capture):
                 terms = terms_of_call(frozen, communicator, is_auto, overlap, given)
-                known = self._latest
+                known = self._last_hot
                 if known is None or not known.is_like(values, terms):
-                    inputs_facts = facts_of_inputs(values)
-                    facts = None if inputs_facts is None else (terms, inputs_facts)
-                    known = None if facts is None else self._hot_calls.get(facts)
+                    facts = facts_of_inputs(values)
+                    kind = None if facts is None else (terms, facts)
+                    known = None if kind is None else self._hot_calls.get(kind)
                 if known is not None:
                     results = known.run(values, communicator, call)
-                    self._last, self._latest, self._debug_output = known.prepared, known, None
+                    self._last, self._last_hot, self._debug_output = known.prepared, known, None
                     return results
             wishes = Wishes(device, enable, disable, is_auto, profile, capture, overlap)
-            return self._run_anew(values, given, wishes, communicator, call, facts, profiler)
+            return self._run_anew(values, given, wishes, communicator, call, kind, profiler)
         except BaseException as error:
             if call is not None:
                 communicator.refuse(call, error)
@@ -194,10 +193,10 @@ class FusionExecutorCache:
         wishes: Wishes,
         communicator: Communicator,
         call: Call | None,
-        facts: tuple[Terms, Facts] | None,
+        kind: Kind | None,
         profiler: CallProfiler | None,
     ) -> list[torch.Tensor]:
-        """A call that is checked, and compiled if need be. Later ones with its `facts` are not."""
+        """A call that is checked, and compiled if need be. Later ones of its `kind` are not."""
         check_ranks(self.frozen_program(), communicator.size())
         trace = None if profiler is None else profiler.trace
         bound = self.bind(
@@ -221,9 +220,10 @@ class FusionExecutorCache:
         self._debug_output = self._dump(bound) if wishes.capture else None
         executable = executor.compile(communicator.rank())
         results = self.deliver(bound, outputs, executable)
-        if facts is not None:
+        if kind is not None:
+            terms, _ = kind
             hot = remember_call(
-                facts[0],
+                terms,
                 values,
                 bound.arguments,
                 bound.prepared,
@@ -233,7 +233,7 @@ class FusionExecutorCache:
                 bound.given,
             )
             if hot is not None:
-                self._hot_calls.put(facts, hot)
+                self._hot_calls.put(kind, hot)
         return results
 
     def bind(

@@ -1,7 +1,9 @@
 """Calls like earlier ones: what was checked and decided then holds again.
 
-A call is looked up by facts that say all that checks and compiled code depend on, and the sizes.
-Whatever is unusual has no facts, and goes the long way: there errors are made and warnings given.
+A call is of a kind: its terms and the facts of its inputs say all that checks and compiled code
+depend on, and the sizes. One like the last is told without its facts, by torch's guards; others are
+looked up. Whatever is unusual has no facts, and goes the long way: there errors are made and
+warnings given.
 """
 
 # torch's own guards are asked: all else that says how tensors are takes ten times as long.
@@ -33,9 +35,16 @@ MOST_CALLS = 256
 """Calls that a definition remembers."""
 
 Terms = tuple[object, ...]
+"""What a call depends on beside its inputs: see terms_of_call."""
 Facts = tuple[object, ...]
+"""What it depends on of its inputs: see facts_of_inputs."""
+Kind = tuple[Terms, Facts]
+"""Calls of one kind run alike."""
 
 Give = Callable[[torch.Tensor, Sharding, tuple[int, ...]], DistributedTensor]
+"""Makes a shard the DistributedTensor of this sharding and global shape."""
+Placed = tuple[int, Give, Sharding, tuple[int, ...]]
+"""A result on a mesh: its place among results, and how it is made what users get."""
 
 Guard = Callable[[Sequence[Any]], bool]
 """Whether other inputs have the facts of those that it was made of."""
@@ -48,10 +57,9 @@ class HotCall:
 
     `terms` and `fits` say which calls: see terms_of_call and guard_of. By position: `shards` are
     DistributedTensors, `detached` tensors that require grad, `reals` numbers that must be floats.
-    `placed` has the results on a mesh, each with what makes it a DistributedTensor. `given` are the
-    global sizes that the caller says. `kept` are shardings that the facts know by identity, which
-    is theirs while they live. `plan`: of all such calls; None where sizes depend on the values of
-    numbers, too.
+    `placed` are the results on a mesh. `given` are the global sizes that the caller says. `kept`
+    are shardings that the facts know by identity, which is theirs while they live. `plan`: of all
+    such calls; None where sizes depend on the values of numbers, too.
     """
 
     terms: Terms
@@ -61,14 +69,14 @@ class HotCall:
     shards: tuple[int, ...]
     detached: tuple[int, ...]
     reals: tuple[int, ...]
-    placed: tuple[tuple[int, Give, Sharding, tuple[int, ...]], ...]
+    placed: tuple[Placed, ...]
     given: Mapping[str, int]
     kept: tuple[Sharding, ...]
     plan: Plan | None
 
     def is_like(self, inputs: Sequence[Any], terms: Terms) -> bool:
-        """Whether a call with these inputs is known to be one of those. Where it may be one, but
-        asking takes as long as finding its facts, it is not."""
+        """Whether a call with these inputs is known to be one of those. Not where numbers are among
+        them: to find their facts takes no longer than to ask."""
         fits = self.fits
         return fits is not None and self.terms == terms and fits(inputs)
 
@@ -159,7 +167,12 @@ def facts_of_inputs(inputs: Sequence[Any]) -> Facts | None:
 
 
 def guard_of(inputs: Sequence[Any]) -> Guard | None:
-    """Asks torch of all tensors at once. None where there is anything else among them."""
+    """Asks torch of all tensors at once. None where there is anything else among them.
+
+    Beside sizes, strides, type, device and requires_grad, torch compares the keys by which it finds
+    operations: sparse and negated tensors differ there, and those of its inference mode or inside
+    of its transforms.
+    """
     if not inputs or not all(type(value) in _TENSORS for value in inputs):
         return None
     guards = TensorGuards(*inputs, dynamic_dims_sizes=None, dynamic_dims_strides=None)
@@ -191,8 +204,8 @@ def remember_call(
     results: Sequence[torch.Tensor],
     given: Mapping[str, int],
 ) -> HotCall | None:
-    """A call that has facts, as it went: its terms, its inputs and what became of them, what ran,
-    what came of that, and its results.
+    """A call of some kind, as it went: its terms, its inputs and the arguments they became, what
+    ran, the outputs of that and the results they became.
 
     None where results are shards whose sizes depend on the values of numbers.
     """

@@ -141,7 +141,8 @@ class Arena:
     def take(self, most_bytes: int, pins: int = 0, *, lasts: bool = False) -> Use:
         """A slot for a chunk of up to `most_bytes`, which all ranks take alike.
 
-        What was in it has been read, by the readers and by this rank.
+        What was in it has been read, by the readers and by this rank. `pins`, `lasts`: see Use.
+        Raises MemoryError where there are no flags for more slots.
         """
         slot, slots = self._free_slot(), self._slots_wanted(lasts)
         if slot is None:
@@ -275,6 +276,7 @@ class Course:
     """The uses of one call, recorded from here on; also of others that begin in this state.
 
     `end` it or `undo` it, before anything else is done with the arena: as yet it was not made.
+    From `_begun` to `_ended` slots took turns, `_left` is what they then have.
     """
 
     __slots__ = ("_arena", "_base", "_before", "_begun", "_ended", "_left", "_length")

@@ -39,7 +39,7 @@ class FlagOperation(ctypes.Structure):
 @final
 class StreamMemory:
     """Flags that streams write and await. Raises OSError or AttributeError where the driver is
-    missing or too old."""
+    missing or too old, and RuntimeError for errors of its functions."""
 
     __slots__ = ("_batch", "_capture_info", "_follow_in_capture")
 
@@ -55,23 +55,25 @@ class StreamMemory:
     def put(self, stream: int, operations: Sequence[tuple[int, int, int]]) -> None:
         """Put operations on a stream, in order: kind, address and value of each."""
         batch = (FlagOperation * len(operations))(*operations)
-        _check(self._batch(stream, len(operations), batch, 0))
+        _check("cuStreamBatchMemOp", self._batch(stream, len(operations), batch, 0))
 
     @contextmanager
     def beside(self, stream: int) -> Iterator[None]:
         """What is put on a stream that captures here follows what it has so far; what comes behind
         this does not wait for it. The graph ends when all has."""
         status, count, nodes = ctypes.c_int(), ctypes.c_size_t(), ctypes.POINTER(ctypes.c_void_p)()
-        found = (ctypes.byref(status), None, None, ctypes.byref(nodes), ctypes.byref(count))
-        _check(self._capture_info(stream, *found))
+        asked = (ctypes.byref(status), None, None, ctypes.byref(nodes), ctypes.byref(count))
+        _check("cuStreamGetCaptureInfo", self._capture_info(stream, *asked))
+        # copied, as the driver's list is good until something is put on the stream
         followed = (ctypes.c_void_p * count.value)(*(nodes[k] for k in range(count.value)))
         yield
-        _check(self._follow_in_capture(stream, followed, count.value, _SET_DEPENDENCIES))
+        code = self._follow_in_capture(stream, followed, count.value, _SET_DEPENDENCIES)
+        _check("cuStreamUpdateCaptureDependencies", code)
 
 
-def _check(code: int) -> None:
+def _check(function: str, code: int) -> None:
     if code:
-        raise RuntimeError(f"a stream memory operation failed with CUDA error {code}")
+        raise RuntimeError(f"{function} failed with CUDA error {code}")
 
 
 def driver() -> ctypes.CDLL:

@@ -53,7 +53,7 @@ class CallHistory:
     def has_followed(self, key: Key) -> bool:
         """`note`, of a call that is expected; nothing for another."""
         number, last = self._numbers.get(key), self._last
-        if number == last and self._run >= _LONG:  # most calls by far: as below
+        if number == last and self._run >= _LONG:  # most calls by far; else as below, in one frame
             if self._next_by_short.get((self._before, last, self._run), last) != last:
                 return False
             self._run += 1
@@ -83,7 +83,7 @@ class CallHistory:
         if number != self._last:
             self._before, self._last, self._run = self._last, number, 0
         self._run += 1
-        if self._run <= _LONG:  # then it has nothing but this call
+        if self._run <= _LONG:  # in a longer run it has nothing but this call, and stays
             self._long = (self._long << _BITS | number) & _ALL
 
     def _count(self, key: Key) -> int:

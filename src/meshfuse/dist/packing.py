@@ -89,7 +89,8 @@ def _slice(runs: Runs) -> slice:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _Piece:
-    """Flat memory of so many `elements`, from where `begin` does; the last ones are padding."""
+    """Flat memory of so many `elements`, from where the tensor `begin` does; the last ones, as many
+    as `padding`, belong to no region."""
 
     begin: torch.Tensor
     elements: int

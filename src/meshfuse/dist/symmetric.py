@@ -297,8 +297,8 @@ class SymmetricTransport:
         return self._arena.hold(use, shape, strides, dtype)
 
     def give_back(self, memory: torch.Tensor) -> None:
-        """Nothing more is done on this rank with memory that lasts, but what the stream knows of
-        that it was allocated on. Peers may be reading it yet."""
+        """This rank has done all with memory that lasts, but for what is on the stream that it was
+        allocated on, or what that one waits for. Peers may be reading it yet."""
         use = self._arena.find(memory)
         if use is not None:
             use.pins = 0

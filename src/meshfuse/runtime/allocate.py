@@ -42,7 +42,10 @@ def allocator(
 
 
 def memory_with_room(tensor: torch.Tensor, shape: tuple[int]) -> torch.Tensor:
-    """The flat memory of a tensor that an allocator has made, with all the room behind it."""
+    """The flat memory of a tensor that an allocator has made, with all the room behind it.
+
+    `shape`: (elements of both,). Raises RuntimeError where there is less room.
+    """
     whole = tensor._base  # of which it is a view, unless that was made in torch's inference mode
     if whole is not None and whole.shape == shape:
         return whole
