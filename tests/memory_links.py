@@ -62,6 +62,7 @@ class MemoryLink:
         self.queue: list[tuple[int | None, int, int]] = []
         self.log: list[tuple[int | None, int, int]] | None = None  # of what is recorded
         self.done: list[tuple[int | None, int, int]] = []
+        self.beside: list[tuple[int | None, int, int]] = []  # of these, what nothing need wait for
 
     def open_window(self, size: int) -> MemoryWindow:
         if self.place == 0:
@@ -85,6 +86,7 @@ class MemoryLink:
             self.log += queue
             return
         self.done += queue
+        self.beside += queue if is_beside else []
         for place, flag, value in queue:
             if place is None:
                 self._await(flag, value)

@@ -83,7 +83,13 @@ def _receiving(packing: Packing, out: torch.Tensor) -> tuple[Flatten | None, Unp
 
 @final
 class DirectCollective:
-    """A collective of a plan. To be posted and awaited in turns."""
+    """A collective of a plan. To be posted and awaited in turns.
+
+    Once it is bound, `_send` makes of a source what is sent, `_receive` of a result the memory for
+    what is received, and `_unpack` puts that in its places; None where there is nothing to do.
+    `_arriving`: that memory and the result, until the wait. `_strides`: of source and result for
+    which all this was chosen, unless both are contiguous.
+    """
 
     __slots__ = (
         "_arriving",
@@ -185,6 +191,7 @@ class DirectTransfer:
     """A fetch or delivery of a plan. To be posted and awaited in turns.
 
     `group`: its team's, when it was posted and needs no request any more. `text`: what it is.
+    `_start` then puts it on the stream, and `_counted` tells the group of that, too.
     """
 
     __slots__ = ("_communicator", "_counted", "_pending", "_start", "_transfer", "group", "text")

@@ -1,11 +1,12 @@
 """Symmetric memory where there is none: what torch is told of a team, and what ranks agree on."""
 
 # torch.distributed documents its stores but does not declare them as exports:
-# pyright: reportPrivateImportUsage=false
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from meshfuse.dist import symmetric
-from meshfuse.dist.symmetric import join_transport, name_group
+from meshfuse.dist.symmetric import _CudaLink, join_transport, name_group
 
 resolve: Any = dist.distributed_c10d._resolve_process_group
 
@@ -67,3 +68,43 @@ def test_a_failure_to_open_memory_is_the_reason(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(symmetric, "SymmetricTransport", fail)
     monkeypatch.setattr(symmetric, "identify_process", lambda: SimpleNamespace(host_number=7))
     assert joined(monkeypatch, "", [1, 7]) == "no memory"
+
+
+class Driver:
+    """In place of StreamMemory: what is put on which stream, in rows, and what stands beside."""
+
+    def __init__(self) -> None:
+        self.log: list[object] = []
+
+    def put(self, stream: int, operations: Sequence[tuple[int, int, int]]) -> None:
+        self.log.append([value for _, _, value in operations])
+
+    @contextmanager
+    def beside(self, stream: int) -> Iterator[None]:
+        self.log.append("beside")
+        yield
+        self.log.append("back")
+
+
+@pytest.mark.parametrize("is_recording", [False, True])
+def test_only_what_is_raised_in_a_graph_stands_beside(
+    is_recording: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On other streams there is no beside, and what follows a flag that is awaited waits for it."""
+    monkeypatch.setattr(symmetric, "current_handle", lambda device: 3)
+    link: Any = object.__new__(_CudaLink)
+    link.device, link._driver = torch.device("cpu"), Driver()
+    link._queue, link._addresses, link._place = [], [0x1000, 0x2000], 0
+    link.log = [] if is_recording else None
+    link.raise_flag(1, 2, 7)
+    link.flush(is_beside=True)
+    link.raise_flag(1, 2, 8)
+    link.await_flag(3, 9)
+    link.flush(is_beside=True)
+    link.raise_flag(1, 2, 10)
+    link.flush()
+    link.flush(is_beside=True)
+    first = ["beside", [7], "back"] if is_recording else [[7]]
+    assert link._driver.log == [*first, [8, 9], [10]]
+    told = [(0x2008, 7), (0x2008, 8), (0x100C, 9), (0x2008, 10)]
+    assert link.log == (told if is_recording else None)

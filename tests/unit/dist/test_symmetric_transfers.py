@@ -83,6 +83,24 @@ def test_nothing_that_lies_there_is_published_before_something_moves(is_kept: bo
     World(3).run(work)
 
 
+@pytest.mark.parametrize("collective", ["fetch", "deliver"])
+def test_only_fetches_tell_their_owners_beside_what_comes_next(collective: str) -> None:
+    """A product comes next, which waits for the block; behind a delivery comes a sum."""
+
+    def work(arena: Arena) -> None:
+        transport, link = transport_over(arena), arena.link
+        assert isinstance(link, MemoryLink)
+        src, owner = torch.full((5,), arena.place), 1 - arena.place
+        transport.bind(collective, Transfer(arena.place, (1, 0), src.nbytes, (3,)))(
+            src, src.clone()
+        )
+        arrived, told = link.done[-2:]
+        assert (arrived[0], told[0]) == (None, owner)
+        assert link.beside == [told] * (collective == "fetch")
+
+    World(2).run(work)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_what_is_made_in_allocated_memory_is_not_copied(
     ranks: int, monkeypatch: pytest.MonkeyPatch
