@@ -12,8 +12,11 @@ import torch
 from meshfuse import DataType, DistributedTensor, FusionDefinition, ParallelType
 from meshfuse.api import executor_cache
 from meshfuse.api.executor_cache import FusionExecutorCache
-from meshfuse.api.hot_calls import MOST_CALLS, facts_of_inputs
+from meshfuse.api.hot_calls import MOST_CALLS, facts_of_inputs, guard_of
 from meshfuse.base.errors import UserError
+from meshfuse.expr import const
+from meshfuse.facts.digits import Digit, Sharding
+from meshfuse.ir.mesh import make_mesh
 from meshfuse.multidevice import DeviceMesh
 
 
@@ -120,8 +123,7 @@ def test_sizes_that_are_numbers() -> None:
 def test_shards_keep_their_sharding_and_other_shardings_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def doubled(axis: int) -> FusionDefinition:
-        mesh = DeviceMesh([0])
+    def doubled(axis: int, mesh: DeviceMesh) -> FusionDefinition:
         with FusionDefinition() as fd:
             x = fd.define_tensor([-1, 4], contiguity=True)
             y = fd.ops.add(x, x)
@@ -132,15 +134,32 @@ def test_shards_keep_their_sharding_and_other_shardings_are_refused(
                 tensor.axis(axis).parallelize(ParallelType.mesh_x)
         return fd
 
-    fd, x = doubled(0), torch.randn(2, 4)
+    fd, x = doubled(0, DeviceMesh([0])), torch.randn(2, 4)
+    others = [doubled(axis, DeviceMesh([0], names=("tp",))).execute([x])[0] for axis in (0, 1)]
     [first] = fd.execute([x])
     [second] = fd.execute([first])
     assert isinstance(second, DistributedTensor)
+    for other in others:  # of the same size, here and in all
+        fd.execute([first])
+        with pytest.raises(UserError, match="must be sharded as"):
+            fd.execute([other])
     only_the_short_way(monkeypatch)
     [third] = fd.execute([first])
     assert isinstance(third, DistributedTensor)
     assert third.sharding == second.sharding
     assert torch.equal(third.local, x * 4)
+
+
+def test_shards_of_one_size_are_of_several_wholes() -> None:
+    """Of three rows and of four, the first of two ranks has two."""
+    rows = Digit(const(2), ParallelType.mesh_x), Digit(const(2))
+    sharding = Sharding(make_mesh([0, 1]), (rows, (Digit(const(4)),)))
+    three, four, again = (
+        DistributedTensor.made_of(torch.ones(2, 4), sharding, (count, 4)) for count in (3, 4, 4)
+    )
+    guard = guard_of([four])
+    assert guard is not None and guard([again]) and not guard([three])
+    assert facts_of_inputs([four]) == facts_of_inputs([again]) != facts_of_inputs([three])
 
 
 def shifted(size: int = 4) -> FusionDefinition:
