@@ -2,12 +2,13 @@
 
     torchrun --nproc-per-node=2 benchmarks/overlap.py --out overlap.json
 
-Every variant's result is compared with float32 first; then all take turns, round by round. The
-limit is that of the same run: the product alone or the transfer alone, whichever takes longer.
-`torch` is the backend's collective and torch's product; `async TP` are torch's fused operations on
-symmetric memory. The transfer alone is a copy out of the peers' memory for an all-gather, else the
-backend's own collective. On GPUs x of an all-gather lies in symmetric memory for all, but for the
-variant with an ordinary x.
+Every variant's result is compared with float32 first; then all take turns, round by round, in
+rows of eight calls, or of as many as the product alone makes in 10 ms. The limit is that of the
+same run: the product alone or the transfer alone, whichever takes longer. `torch` is the backend's
+collective and torch's product; `async TP` are torch's fused operations on symmetric memory. The
+transfer alone is a copy out of the peers' memory for an all-gather, else the backend's own
+collective. On GPUs x of an all-gather lies in symmetric memory for all, but for the variant with an
+ordinary x.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ STRETCH: dict[str, tuple[int, ...]] = {AG: (97, 99, 98, 91), RS: (95, 97, 96, 90
 """Percent of the limit, on two H200, by shape."""
 TOLERANCE = 1e-2
 LEAST_ROW, ROW_MS = 8, 10.0
+"""Calls that are timed at once: so many, or as many as the product alone makes in this time."""
 GEMM, TRANSFER = "GEMM alone", "transfer alone"
 
 
@@ -349,7 +351,9 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--shapes", nargs="+", help="as 8192x8192x4096: m, k, n")
     parser.add_argument("--variants", nargs="+", help="only those with one of these in their name")
-    parser.add_argument("--iterations", type=int, help="in a row; default: 8, or 10 ms of them")
+    parser.add_argument(
+        "--iterations", type=int, help=f"in a row; default: {LEAST_ROW}, or {ROW_MS:.0f} ms of them"
+    )
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--settle", type=int, default=60, help="calls before the first round")
     options = parser.parse_args()

@@ -1,4 +1,5 @@
-"""Variants timed in turns, round by round, so that clocks and power are the same for all."""
+"""Variants timed in turns, round by round, each in another order, so that clocks and power are on
+average the same for all."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def place_of_upper_bound(count: int) -> int:
 def race(
     job: Job, calls: Mapping[str, Call], *, iterations: int, rounds: int, warm_up: int = 3
 ) -> dict[str, Times]:
-    """Each variant `iterations` times in a row, in each of `rounds`.
+    """Each variant `iterations` times in a row, in each of `rounds`; `warm_up` calls come first.
 
     Each round has an order of its own, the same on all ranks: behind one that kept a GPU busy all
     the time, another finds less power left than behind one that waited for transfers.
