@@ -152,6 +152,18 @@ def test_uneven_blocks_come_right_into_memory_with_room(backend: Backend, rank: 
     assert (peers.requests, backend.log) == (1, ["gather 6"] * 4)
 
 
+def test_blocks_without_room_behind_the_result_are_unpacked(backend: Backend) -> None:
+    packing, peers = replace(uneven(1), has_room=False), peers_over(backend)
+    sized = SizedCollective(3, "all_gather", TEAM, (0, 1), None, "a test", packing, False)
+    gather = DirectCollective(cast(Communicator, peers), sized)
+    for value in range(4):
+        src, out = torch.full((2, 2), float(value)), torch.full((5, 2), -1.0)
+        gather.post(src, out)
+        gather.wait()
+        assert torch.equal(out[3:], src)
+    assert (peers.requests, backend.log) == (1, ["gather 6"] * 4)
+
+
 def layouts(shape: tuple[int, ...], room: int) -> dict[str, torch.Tensor]:
     """Equal tensors that lie differently in memory."""
     values = torch.arange(1.0, 1 + math.prod(shape)).view(shape)
@@ -263,26 +275,32 @@ def test_shorter_blocks_of_any_shape(
 
 @pytest.mark.parametrize("has_work", [False, True])
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("columns", [(3, 3), (3, 2)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(4, (3, 3)), (4, (3, 2)), (3, (3, 2)), (2, (3, 1)), (2, (2, 0))]
+)
 def test_columns_are_put_in_their_places(
-    backend: Backend, rank: int, columns: tuple[int, int], has_work: bool
+    backend: Backend, rank: int, rows: int, columns: tuple[int, int], has_work: bool
 ) -> None:
-    """What is received is not the result's memory; it is unpacked behind the collective."""
+    """What is received is not the result's memory; it is unpacked behind the collective. Blocks are
+    lengthened by whole rows or by less."""
     backend.has_work, peers = has_work, peers_over(backend)
     first, second = columns
-    parts = [Holding(((range(4),), (c,))) for c in (range(first), range(first, first + second))]
-    whole = Holding(((range(4),), (range(first + second),)))
+    parts = [
+        Holding(((range(rows),), (c,) if c else ()))
+        for c in (range(first), range(first, first + second))
+    ]
+    whole = Holding(((range(rows),), (range(first + second),)))
     packing = pack_gather(parts, rank, whole, (0, 1), CPU)
     sized = SizedCollective(3, "all_gather", TEAM, (0, 1), None, "a test", packing, False)
     gather = DirectCollective(cast(Communicator, peers), sized)
-    for src in layouts((4, columns[rank]), 4 * (first - columns[rank])).values():
-        out = torch.full((4, first + second), -1.0)
+    for src in layouts((rows, columns[rank]), rows * (first - columns[rank])).values():
+        out = torch.full((rows, first + second), -1.0)
         gather.post(src, out)
         gather.wait()
-        assert torch.equal(out[:, first:], src.flatten()[: 4 * second].view(4, second))
+        assert torch.equal(out[:, first:], src.flatten()[: rows * second].view(rows, second))
         if columns[rank] == first:  # else there was padding in the other's block
             assert torch.equal(out[:, :first], src)
-    assert peers.requests == 2  # for the first, and for the one with gaps
+    assert peers.requests == 1 + (columns[rank] > 0)  # for the first, and for the one with gaps
 
 
 @pytest.mark.parametrize("rows", [(2, 2), (3, 2)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -17,10 +17,21 @@ from meshfuse.base.trace import Trace
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.transfers import SharedChunk
+from meshfuse.expr import const
 from meshfuse.host.check import check_host_program
 from meshfuse.host.events import GiveBackSlot, PostTransfer, ReserveSlot
 from meshfuse.host.executors import run_executable
-from meshfuse.host.nodes import Allocate, ForLoop, HostProgram, Node
+from meshfuse.host.nodes import (
+    Allocate,
+    Chunk,
+    Collective,
+    Communicate,
+    ForLoop,
+    HostProgram,
+    Node,
+    OnStream,
+    all_nodes,
+)
 from meshfuse.host.shared_sources import with_shared_sources
 from meshfuse.host.uses import names_needed
 from meshfuse.ir.axes import TensorName
@@ -214,6 +225,63 @@ def test_a_source_that_is_fetched_twice_stays(times: int, monkeypatch: pytest.Mo
     assert (found == list(host.body)) == (times == 1)
     assert (found == body) == (times == 2)
     assert list(with_shared_sources(body, host.buffers, [name])) == body
+
+
+def rewritten(body: Sequence[Node], change: Callable[[Node], Sequence[Node]]) -> list[Node]:
+    """Each node, in loops and outside, as what `change` makes of it."""
+    found: list[Node] = []
+    for node in body:
+        if isinstance(node, ForLoop | OnStream):
+            node = replace(node, body=tuple(rewritten(node.body, change)))
+        found += change(node)
+    return found
+
+
+SPOILT = ["order", "gaps", "mesh", "length", "start", "other chunk", "view", "collective"]
+
+
+@pytest.mark.parametrize("spoilt", ["", *SPOILT])
+def test_only_what_is_fetched_as_it_lies(spoilt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And in equal pieces, of which nothing knows two, and which nothing but the loop fills."""
+    fd, shards, _ = sum_with_epilogue(2, 8)
+    host = ranks_of(fd, 2, Overlap.peers(2), shards[0], monkeypatch).host
+    [name], buffers = shared_in(host), dict(host.buffers)
+    nodes = list(all_nodes(host.body))
+    [fetch] = [n for n in nodes if isinstance(n, Communicate) and n.collective is Collective.fetch]
+    [piece] = [node for node in nodes if isinstance(node, Chunk) and node.src == name]
+    in_front: list[Node] = [piece] if spoilt == "view" else []
+    match spoilt:
+        case "order":
+            buffers[fetch.out] = replace(buffers[fetch.out], order=(1, 0))
+        case "gaps":
+            buffers[fetch.out] = replace(buffers[fetch.out], gaps=True)
+        case "mesh":
+            buffers[name] = replace(buffers[name], sharding=None)
+        case "length":
+            buffers[name] = replace(buffers[name], shape=(const(5), const(3)))
+    gathered = replace(fetch, collective=Collective.all_gather, owner=None, out=piece.out, number=9)
+
+    def change(node: Node) -> Sequence[Node]:
+        if isinstance(node, Allocate) and node.buffer == name:
+            return [replace(node, memory=MemoryType.global_)]
+        if node == piece:
+            start = piece.start + 1 if spoilt == "start" else piece.start
+            own = [replace(piece, start=start)]
+            return [*own, replace(piece, out=fetch.out, axis=1)] if spoilt == "other chunk" else own
+        if node == fetch and spoilt == "collective":
+            return [replace(gathered, src=name_of_sum(nodes)), node]
+        return [node]
+
+    body = [*in_front, *rewritten(host.body, change)]
+    found = list(with_shared_sources(body, buffers, ()))
+    assert (found == list(host.body)) == (not spoilt)
+    assert (found == body) == bool(spoilt)
+
+
+def name_of_sum(nodes: Sequence[Node]) -> TensorName:
+    """What is delivered, term by term."""
+    posted = (node for node in nodes if isinstance(node, Communicate))
+    return next(node.src for node in posted if node.collective is Collective.deliver)
 
 
 def test_what_a_call_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
