@@ -22,7 +22,7 @@ class CapturedStream:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, course: list[int]) -> None:
         self.course = course
         self.followed: list[list[int]] = []
-        self.code = 0
+        self.codes: dict[str, int] = {}
         functions = {
             "cuStreamBatchMemOp_v2": partial(self._put),
             "cuStreamGetCaptureInfo_v2": partial(self._tell),
@@ -35,7 +35,7 @@ class CapturedStream:
         assert (batch[0].kind, batch[0].address, batch[0].value) == FLAG
         self.followed.append(self.course)
         self.course = [100 + len(self.followed)]
-        return self.code
+        return self.codes.get("cuStreamBatchMemOp", 0)
 
     def _tell(
         self, stream: int, status: Any, number: Any, graph: Any, nodes: Any, count: Any
@@ -43,12 +43,12 @@ class CapturedStream:
         self._nodes = (ctypes.c_void_p * len(self.course))(*self.course)
         ctypes.c_void_p.from_buffer(nodes._obj).value = ctypes.addressof(self._nodes)
         count._obj.value = len(self.course)
-        return 0
+        return self.codes.get("cuStreamGetCaptureInfo", 0)
 
     def _follow(self, stream: int, nodes: Any, count: int, how: int) -> int:
         assert (stream, how) == (STREAM, SET_DEPENDENCIES)
         self.course = list(nodes[:count])
-        return 0
+        return self.codes.get("cuStreamUpdateCaptureDependencies", 0)
 
 
 @pytest.mark.parametrize("course", [[5], [5, 6], []])
@@ -66,8 +66,13 @@ def test_what_stands_beside_is_followed_by_nothing(
     assert stream.followed == [course] * 3
 
 
-def test_the_drivers_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = CapturedStream(monkeypatch, [5])
-    stream.code = 700
-    with pytest.raises(RuntimeError, match="CUDA error 700"):
-        StreamMemory().put(STREAM, [FLAG])
+@pytest.mark.parametrize(
+    "function",
+    ["cuStreamBatchMemOp", "cuStreamGetCaptureInfo", "cuStreamUpdateCaptureDependencies"],
+)
+def test_the_drivers_errors_are_raised(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    stream, memory = CapturedStream(monkeypatch, [5]), StreamMemory()
+    stream.codes[function] = 700
+    wanted = f"^{function} failed with CUDA error 700$"
+    with pytest.raises(RuntimeError, match=wanted), memory.beside(STREAM):
+        memory.put(STREAM, [FLAG])
