@@ -283,7 +283,7 @@ class FusionDefinition:
             device,
             _enable_options,
             _disable_options,
-            is_auto=override_user_schedule,
+            is_auto=bool(override_user_schedule),
             profile=profile,
             capture=capture_debug_output,
             global_sizes=global_sizes,

@@ -169,6 +169,8 @@ class FusionExecutorCache:
             profiler = profiler or begin_profile(profile)
             kind = None
             if profiler is None and device is None and not (enable or disable or capture):
+                if overlap is not None and not isinstance(overlap, str | Overlap):
+                    read_overlap("execute", overlap, frozen.options)  # raises: it is compared below
                 terms = terms_of_call(frozen, communicator, is_auto, overlap, given)
                 known = self._last_hot
                 if known is None or not known.is_like(values, terms):

@@ -60,19 +60,19 @@ def read_overlap(call: str, overlap: object, options: Options) -> Overlapping:
     form, UserTypeError for another type."""
     given: object = options.overlap if overlap is None else overlap
     accepted = f"{', '.join(map(repr, OVERLAP_MODES))}, multidevice.Overlap.chunks(n) or .peers()"
+    if isinstance(given, Overlap):
+        return given
+    if not isinstance(given, str):  # before it is compared: arrays have no truth value
+        raise UserTypeError(f"{call}(overlap={given!r}): takes {accepted}")
     match given:
-        case Overlap():
-            return given
         case "auto":
             return "auto"
         case "off":
             return "off"
         case "require":
             return "require"
-        case str():
-            raise UserValueError(f"{call}(overlap={given!r}): takes {accepted}")
         case _:
-            raise UserTypeError(f"{call}(overlap={given!r}): takes {accepted}")
+            raise UserValueError(f"{call}(overlap={given!r}): takes {accepted}")
 
 
 def form_unmeasured(call: str, overlap: object) -> Overlap:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from meshfuse import DataType, DistributedTensor, FusionDefinition, ParallelType
 from meshfuse.api import executor_cache
 from meshfuse.api.executor_cache import FusionExecutorCache
 from meshfuse.api.hot_calls import MOST_CALLS, facts_of_inputs, guard_of
-from meshfuse.base.errors import UserError
+from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.expr import const
 from meshfuse.facts.digits import Digit, Sharding
 from meshfuse.ir.mesh import make_mesh
@@ -220,6 +222,18 @@ def test_calls_unlike_the_last_that_are_right() -> None:
             assert torch.equal(fd.execute([x, w])[0], x + w)
         with torch.autocast("cpu", torch.bfloat16):
             assert torch.equal(fd.execute([x, w])[0], x + w)
+
+
+@pytest.mark.parametrize("odd", [["off"], {}, numpy.ones(2), torch.ones(2), 1, False, b"off"])
+def test_what_is_no_overlap_is_refused_before_calls_are_compared(odd: Any) -> None:
+    """Some of it has no hash, or cannot be told to be equal."""
+    fd, x, w = shifted(), torch.randn(3, 4), torch.randn(3, 4)
+    for _ in range(3):
+        with pytest.raises(UserTypeError, match="takes 'auto', 'off', 'require'"):
+            fd.execute([x, w], overlap=odd)
+        is_auto: Any
+        for is_auto in (["yes"], 1, True, False):
+            assert torch.equal(fd.execute([x, w], override_user_schedule=is_auto)[0], x + w)
 
 
 def test_inputs_that_are_outputs_stay_what_they_are() -> None:

@@ -132,6 +132,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "execute int": lambda v: run_scalar(DataType.Int, v),
     "execute double": lambda v: run_scalar(DataType.Double, v),
     "execute device": lambda v: run(device=v),
+    "execute overlap": lambda v: run(overlap=v),
     "execute enable": lambda v: run(_enable_options=[v]),
     "execute disable": lambda v: run(_disable_options=[v]),
     "axis": lambda v: view().axis(v),
