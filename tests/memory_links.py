@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
 from threading import Barrier, Condition, Thread
 
@@ -13,18 +15,26 @@ SECONDS = 20.0
 """A deadlock ends here."""
 
 
+LATE = 0.01
+"""Seconds, at most."""
+
+
 class World:
-    """The flags and windows of all ranks."""
+    """The flags and windows of all ranks. `is_late`: flags that stand beside a graph's course come
+    some time, whatever is done meanwhile."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
+        self.is_late = False
+        self.late: list[Thread] = []
+        self.errors: list[BaseException] = []
         self.changed = Condition()
         self.flags: dict[tuple[int, int], int] = {}
         self.meeting = Barrier(ranks)
         self.windows: dict[int, list[torch.Tensor]] = {}
 
     def run(self, work: Callable[[Arena], None], most_slots: int = 64) -> None:
-        errors: list[BaseException] = []
+        errors = self.errors
 
         def rank(place: int) -> None:
             try:
@@ -39,6 +49,8 @@ class World:
         for thread in threads:
             thread.join(SECONDS)
             assert not thread.is_alive(), "a rank waits for ever"
+        for thread in self.late:
+            thread.join(SECONDS)
         if errors:
             raise errors[0]
 
@@ -85,6 +97,11 @@ class MemoryLink:
         if self.log is not None:
             self.log += queue
             return
+        if is_beside and self.world.is_late and all(place is not None for place, _, _ in queue):
+            thread = Thread(target=self._raise_late, args=(queue,), daemon=True)
+            self.world.late.append(thread)
+            thread.start()
+            return
         self.done += queue
         self.beside += queue if is_beside else []
         for place, flag, value in queue:
@@ -92,6 +109,14 @@ class MemoryLink:
                 self._await(flag, value)
             else:
                 self._raise(place, flag, value)
+
+    def _raise_late(self, queue: list[tuple[int, int, int]]) -> None:
+        time.sleep(random.random() * LATE)
+        try:
+            for place, flag, value in queue:
+                self._raise(place, flag, value)
+        except AssertionError as error:
+            self.world.errors.append(error)
 
     def forget(self) -> None:
         self.queue.clear()

@@ -205,6 +205,20 @@ def test_calls_that_are_recorded(d: int, pieces: int, monkeypatch: pytest.Monkey
         assert all(torch.equal(output, wanted) for [output] in calls)
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("d", [2, 3])
+def test_flags_beside_a_course_may_come_late(
+    d: int, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but peers waits for them: neither what comes next, nor the next use of their slot."""
+    fd, shards, wanted = sum_with_epilogue(d, 2 * d * pieces)
+    ranks = ranks_of(fd, d, Overlap.peers(pieces), shards[0], monkeypatch)
+    ranks.world.is_late = True
+    for calls in ranks.call(shards, 8):
+        assert all(torch.equal(output, wanted) for [output] in calls)
+    assert len(ranks.world.late) >= 8 * d * d * pieces
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_source_that_is_fetched_twice_stays(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its readers are told by the number of its use, once."""
