@@ -228,7 +228,6 @@ class _Binding:
         recorded: Mapping[int, DirectTransfer] | None = None,
     ) -> None:
         self.meetings = 0
-        self._performed: Event | None = None  # the latest wait that comes with its collective
         self._recorded = recorded
         self._communicator = communicator
         self._streams = streams
@@ -255,29 +254,31 @@ class _Binding:
         """Actions that do all that is to be done. A collective that is awaited at once is one."""
         following = [*self._bound[1:], None]
         current, number = CALLER, 0
+        performed: Event | None = None  # the latest wait that comes with its collective
         for found, after in zip(self._bound, following, strict=True):
             told = None if after is None else after.tells
             if isinstance(found.tells, SwitchStream):
                 if isinstance(told, SwitchStream) or found.tells.stream == current:
                     continue
                 current = found.tells.stream
-            if found.tells is not None and found.tells == self._performed:
+            if found.tells is not None and found.tells == performed:
                 continue
             number += 1
             if found.posts or isinstance(found.tells or found.asks, AwaitWork | GiveBackSlot):
                 self.meetings = number
             if isinstance(found.asks, PostCollective) and _awaits(told, found.asks):
-                self._performed = told
-            yield self._bind(found)
+                performed = told
+            yield self._bind(found, told)
 
-    def _bind(self, found: Bound) -> Act:
+    def _bind(self, found: Bound, told: Event | None) -> Act:
+        """What does all of it; a collective's wait too, if that is what is told next."""
         communicator = self._communicator
         asked = found.asks or found.tells
         match asked:
             case PostCollective(sized, src, out):
                 collective = self._posted[sized.number] = DirectCollective(communicator, sized)
                 self._posted_on[sized.number] = found.stream
-                put = collective.perform if _awaits(self._performed, asked) else collective.post
+                put = collective.perform if _awaits(told, asked) else collective.post
                 return lambda slots: put(slots[src], slots[out])
             case PostTransfer():
                 return self._bind_transfer(asked, found.stream)
