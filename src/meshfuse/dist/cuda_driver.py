@@ -11,13 +11,13 @@ neither a kernel nor a multiprocessor. Source: CUDA driver API, "Stream memory o
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final, final
 
 import torch
 
 _RELAXED_CAPTURE: Final = 2
+_ADD_DEPENDENCIES: Final = 0
 _SET_DEPENDENCIES: Final = 1
 
 
@@ -57,17 +57,32 @@ class StreamMemory:
         batch = (FlagOperation * len(operations))(*operations)
         _check("cuStreamBatchMemOp", self._batch(stream, len(operations), batch, 0))
 
-    @contextmanager
-    def beside(self, stream: int) -> Iterator[None]:
-        """What is put on a stream that captures here follows what it has so far; what comes behind
-        this does not wait for it. The graph ends when all has."""
+    def put_beside(
+        self, stream: int, operations: Sequence[tuple[int, int, int]]
+    ) -> tuple[int, ...]:
+        """Put operations on a stream that captures: they follow what it has so far, and what comes
+        behind does not wait for them. The graph ends when all has. The nodes that they are."""
+        followed = self._course(stream)
+        self.put(stream, operations)
+        nodes = self._course(stream)
+        self._update(stream, followed, _SET_DEPENDENCIES)
+        return nodes
+
+    def follow(self, stream: int, nodes: Sequence[int]) -> None:
+        """What comes next on a stream that captures waits for these nodes, too."""
+        self._update(stream, nodes, _ADD_DEPENDENCIES)
+
+    def _course(self, stream: int) -> tuple[int, ...]:
+        """The nodes that what comes next on a stream follows."""
         status, count, nodes = ctypes.c_int(), ctypes.c_size_t(), ctypes.POINTER(ctypes.c_void_p)()
         asked = (ctypes.byref(status), None, None, ctypes.byref(nodes), ctypes.byref(count))
         _check("cuStreamGetCaptureInfo", self._capture_info(stream, *asked))
         # copied, as the driver's list is good until something is put on the stream
-        followed = (ctypes.c_void_p * count.value)(*(nodes[k] for k in range(count.value)))
-        yield
-        code = self._follow_in_capture(stream, followed, count.value, _SET_DEPENDENCIES)
+        return tuple(nodes[k] or 0 for k in range(count.value))
+
+    def _update(self, stream: int, nodes: Sequence[int], how: int) -> None:
+        handles = (ctypes.c_void_p * len(nodes))(*nodes)
+        code = self._follow_in_capture(stream, handles, len(nodes), how)
         _check("cuStreamUpdateCaptureDependencies", code)
 
 

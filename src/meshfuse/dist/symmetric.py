@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from itertools import count
 from typing import Any, ClassVar, cast, final
 
@@ -150,12 +149,14 @@ class _CudaLink:
         "_place",
         "_queue",
         "_streams",
+        "beside",
         "device",
         "log",
     )
 
     def __init__(self, group: str, device: torch.device) -> None:
         self.log: list[Flag] | None = None  # what is put on streams that record
+        self.beside: dict[int, list[int]] = {}  # by stream, nodes that the next flag there follows
         self._queue: list[tuple[int, int, int]] = []
         self._driver = StreamMemory()
         self._group = group
@@ -189,9 +190,14 @@ class _CudaLink:
         stream, driver, log = current_handle(self.device), self._driver, self.log
         if log is not None:
             log += [(address, value) for _, address, value in queue]
-            is_beside = is_beside and all(kind == FlagOperation.WRITE for kind, _, _ in queue)
-        with driver.beside(stream) if is_beside and log is not None else nullcontext():
-            driver.put(stream, queue)
+            if is_beside and all(kind == FlagOperation.WRITE for kind, _, _ in queue):
+                self.beside.setdefault(stream, []).extend(driver.put_beside(stream, queue))
+                return
+            # A graph may do one behind the other what stands side by side: a flag that is awaited
+            # first, for which a peer waits for one that was raised before, would be for ever.
+            if stream in self.beside:
+                driver.follow(stream, self.beside.pop(stream))
+        driver.put(stream, queue)
 
     def forget(self) -> None:
         self._queue.clear()
@@ -449,6 +455,7 @@ class TransferRecord:
         self._sources: tuple[int, ...] = ()
         self.flags: list[Flag] = []
         link.log = self.flags
+        link.beside.clear()
 
     def cancel(self) -> None:
         """Nothing was posted."""

@@ -12,7 +12,7 @@ import pytest
 from meshfuse.dist import cuda_driver
 from meshfuse.dist.cuda_driver import FlagOperation, StreamMemory
 
-STREAM, SET_DEPENDENCIES = 3, 1
+STREAM, ADD_DEPENDENCIES, SET_DEPENDENCIES = 3, 0, 1
 FLAG = (FlagOperation.WRITE, 0x100, 9)
 
 
@@ -46,24 +46,26 @@ class CapturedStream:
         return self.codes.get("cuStreamGetCaptureInfo", 0)
 
     def _follow(self, stream: int, nodes: Any, count: int, how: int) -> int:
-        assert (stream, how) == (STREAM, SET_DEPENDENCIES)
-        self.course = list(nodes[:count])
+        assert stream == STREAM and how in (ADD_DEPENDENCIES, SET_DEPENDENCIES)
+        self.course = [*(self.course if how == ADD_DEPENDENCIES else ()), *nodes[:count]]
         return self.codes.get("cuStreamUpdateCaptureDependencies", 0)
 
 
 @pytest.mark.parametrize("course", [[5], [5, 6], []])
-def test_what_stands_beside_is_followed_by_nothing(
+def test_what_stands_beside_is_followed_by_what_asks_for_it(
     monkeypatch: pytest.MonkeyPatch, course: list[int]
 ) -> None:
     stream = CapturedStream(monkeypatch, course)
     memory = StreamMemory()
-    for _ in range(2):
-        with memory.beside(STREAM):
-            memory.put(STREAM, [FLAG])
+    for number in (101, 102):
+        assert memory.put_beside(STREAM, [FLAG]) == (number,)
         assert stream.course == course
     memory.put(STREAM, [FLAG])
     assert stream.course == [103]
     assert stream.followed == [course] * 3
+    memory.follow(STREAM, (101, 102))
+    memory.put(STREAM, [FLAG])
+    assert stream.followed[3:] == [[103, 101, 102]]
 
 
 @pytest.mark.parametrize(
@@ -74,5 +76,5 @@ def test_the_drivers_errors_are_raised(monkeypatch: pytest.MonkeyPatch, function
     stream, memory = CapturedStream(monkeypatch, [5]), StreamMemory()
     stream.codes[function] = 700
     wanted = f"^{function} failed with CUDA error 700$"
-    with pytest.raises(RuntimeError, match=wanted), memory.beside(STREAM):
-        memory.put(STREAM, [FLAG])
+    with pytest.raises(RuntimeError, match=wanted):
+        memory.put_beside(STREAM, [FLAG])

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,23 +78,27 @@ class Driver:
     def put(self, stream: int, operations: Sequence[tuple[int, int, int]]) -> None:
         self.log.append([value for _, _, value in operations])
 
-    @contextmanager
-    def beside(self, stream: int) -> Iterator[None]:
-        self.log.append("beside")
-        yield
-        self.log.append("back")
+    def put_beside(
+        self, stream: int, operations: Sequence[tuple[int, int, int]]
+    ) -> tuple[int, ...]:
+        self.log.append(["beside", *[value for _, _, value in operations]])
+        return (len(self.log),)
+
+    def follow(self, stream: int, nodes: Sequence[int]) -> None:
+        self.log += [("follow", *nodes)] * bool(nodes)
 
 
 @pytest.mark.parametrize("is_recording", [False, True])
 def test_only_what_is_raised_in_a_graph_stands_beside(
     is_recording: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On other streams there is no beside, and what follows a flag that is awaited waits for it."""
+    """On other streams there is no beside, and what follows a flag that is awaited waits for it.
+    Flags of one stream stay in order."""
     monkeypatch.setattr(symmetric, "current_handle", lambda device: 3)
     link: Any = object.__new__(_CudaLink)
     link.device, link._driver = torch.device("cpu"), Driver()
     link._queue, link._addresses, link._place = [], [0x1000, 0x2000], 0
-    link.log = [] if is_recording else None
+    link.log, link.beside = [] if is_recording else None, {}
     link.raise_flag(1, 2, 7)
     link.flush(is_beside=True)
     link.raise_flag(1, 2, 8)
@@ -104,7 +107,7 @@ def test_only_what_is_raised_in_a_graph_stands_beside(
     link.raise_flag(1, 2, 10)
     link.flush()
     link.flush(is_beside=True)
-    first = ["beside", [7], "back"] if is_recording else [[7]]
+    first = [["beside", 7], ("follow", 1)] if is_recording else [[7]]
     assert link._driver.log == [*first, [8, 9], [10]]
     told = [(0x2008, 7), (0x2008, 8), (0x100C, 9), (0x2008, 10)]
     assert link.log == (told if is_recording else None)
