@@ -238,8 +238,12 @@ def remember_call(
 
 
 def _giving(outputs: Sequence[torch.Tensor], place: int, arguments: Sequence[Argument]) -> Give:
-    """How an output becomes a DistributedTensor. Whether torch makes a new tensor or gives back one
-    that it got depends on facts alone, so one that was new will be."""
+    """How an output becomes a DistributedTensor. Whether torch makes a new tensor, a view, or gives
+    back one that it got, depends on facts alone: so one that was new will be.
+
+    A view that was made while no grad was recorded could not be changed in place where grad is.
+    """
     output = outputs[place]
     is_known = any(output is other for other in (*arguments, *outputs[:place]))
-    return DistributedTensor.of_checked if is_known else DistributedTensor.made_of
+    is_new = not (is_known or output._is_view())
+    return DistributedTensor.made_of if is_new else DistributedTensor.of_checked

@@ -71,7 +71,7 @@ class DistributedTensor(torch.Tensor):
         cls, local: torch.Tensor, sharding: Sharding, shape: tuple[int, ...]
     ) -> DistributedTensor:
         """As the constructor, for a shard without grad of what it has taken before."""
-        return cls.made_of(local.as_subclass(cls), sharding, shape)
+        return cls.made_of(local.detach().as_subclass(cls), sharding, shape)
 
     @classmethod
     def made_of(

@@ -257,6 +257,24 @@ def test_inputs_that_are_outputs_stay_what_they_are() -> None:
             assert torch.equal(output.local, plain + more)
 
 
+def test_results_that_are_views_take_part_in_grad() -> None:
+    mesh = DeviceMesh([0])
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 4], contiguity=True)
+        y = fd.ops.permute(x, [1, 0])
+        fd.add_output(y)
+        for tensor, axis in ((x, 0), (y, 1)):
+            tensor.set_device_mesh(mesh)
+            tensor.outer_split(axis, 1)
+            tensor.axis(axis).parallelize(ParallelType.mesh_x)
+    more = torch.nn.Parameter(torch.ones(4, 2))
+    for _ in range(3):
+        x = torch.randn(2, 4)
+        [y] = fd.execute([x.clone()])
+        assert isinstance(y, DistributedTensor)
+        assert torch.equal(y.add_(more), x.T + 1)
+
+
 def test_calls_are_forgotten_again() -> None:
     fd = scaled()
     for rows in range(1, MOST_CALLS + 20):
