@@ -96,12 +96,20 @@ def reshaped(
 
     6 to 7 of 8, and all of 4, as one   ->   24 to 31 of 32
 
-    Known where of axes that are taken together only the first is in parts.
+    Known where of axes that are taken together only the first is in parts. Of an axis of which
+    there is a single index, lengths do not tell what became of it.
     """
     made: list[Indices | None] = []
     for old, new in _groups(before, after):
         made += cut_row(in_a_row(axes[old.start : old.stop]), after[new.start : new.stop])
-    return (*made, *[None] * (len(after) - len(made)))
+    made += [None] * (len(after) - len(made))
+    if any(length == 1 and not _is_all(axis) for axis, length in zip(axes, before, strict=True)):
+        made = [None if length == 1 else axis for axis, length in zip(made, after, strict=True)]
+    return tuple(made)
+
+
+def _is_all(axis: Indices | None) -> bool:
+    return axis is not None and axis.are_all
 
 
 def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[range, range]]:

@@ -204,6 +204,9 @@ def test_axes_that_are_reshaped() -> None:
     assert reshaped([some(8, range(3, 5)), all_four], [2, 4], [4, 2])[0] == some(16, range(6, 10))
     assert reshaped([some(9, range(3))], [3], [3, 1]) == (some(9, range(3)), None)
     assert reshaped([rows], [2], [0]) == (None,)
+    one, other, both = some(2, range(1)), some(2, range(1, 2)), Indices.all_of(2)
+    assert reshaped([both, other, one], [2, 1, 1], [2, 1]) == (both, None)
+    assert reshaped([other, all_four], [1, 4], [4]) == (some(8, range(4, 8)),)
 
 
 @pytest.mark.parametrize(
