@@ -36,6 +36,19 @@ def place(mesh: DeviceMesh, cuts: Cuts, *tensors: TensorView) -> None:
             tensor.axis(kept[axis]).parallelize(cuts[axis])
 
 
+def placed_linear(
+    mesh: DeviceMesh, x: Sequence[int], w: Sequence[int], cuts: Sequence[Cuts]
+) -> FusionDefinition:
+    """x @ w.T, on global shapes, with the `cuts` of x, of w and of the result: see `place`."""
+    with FusionDefinition() as fd:
+        tensors = [fd.define_tensor(list(shape), contiguity=True) for shape in (x, w)]
+        tensors.append(fd.ops.linear(*tensors))
+        for tensor, own in zip(tensors, cuts, strict=True):
+            place(mesh, own, tensor)
+        fd.add_output(tensors[-1])
+    return fd
+
+
 def place_strided(mesh: DeviceMesh, pieces: int, owner: ParallelType, *tensors: TensorView) -> None:
     """Axis 0 is `pieces` one after the other, and each piece is in blocks over `owner`."""
     for tensor in tensors:

@@ -29,7 +29,7 @@ from meshfuse.ir.parser import parse_program
 from meshfuse.multidevice import Overlap, plan, simulate
 from meshfuse.pipeline import compile, forms_of, outline_program
 from meshfuse.runtime.arguments import signature_of
-from sharded_runs import X, Y, integers, kinds, mesh_of, place, without_kernels
+from sharded_runs import X, Y, integers, kinds, mesh_of, place, placed_linear, without_kernels
 
 CHUNKS = [Overlap.chunks(count) for count in (2, 3, 4, 8)]
 CPU = torch.device("cpu")
@@ -86,15 +86,7 @@ def test_one_loop_over_the_batch_has_all_layers(d: int) -> None:
 def scattered(d: int) -> FusionDefinition:
     """A product of which ranks have terms, and want rows."""
     mesh = mesh_of(d)
-
-    def build(fd: FusionDefinition) -> None:
-        x, w = dense(fd, 4 * d, 2 * d), dense(fd, 8, 2 * d)
-        y = fd.ops.linear(x, w)
-        place(mesh, {1: X}, x, w)
-        place(mesh, {0: X}, y)
-        fd.add_output(y)
-
-    return define(build)
+    return placed_linear(mesh, (4 * d, 2 * d), (8, 2 * d), ({1: X}, {1: X}, {0: X}))
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
@@ -115,15 +107,7 @@ def test_rows_are_scattered_in_chunks(d: int) -> None:
 def gathered_rows(d: int) -> FusionDefinition:
     """Ranks have blocks of rows, and want the whole product."""
     mesh = mesh_of(d)
-
-    def build(fd: FusionDefinition) -> None:
-        x, w = dense(fd, 4 * d, 4), dense(fd, 5, 4)
-        y = fd.ops.linear(x, w)
-        place(mesh, {0: X}, x)
-        place(mesh, {}, w, y)
-        fd.add_output(y)
-
-    return define(build)
+    return placed_linear(mesh, (4 * d, 4), (5, 4), ({0: X}, {}, {}))
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
@@ -169,16 +153,8 @@ def test_sequences_are_gathered_batch_by_batch(d: int) -> None:
 def test_rows_of_which_ranks_have_blocks_are_cut_within_them() -> None:
     """Data in parallel along one axis of the mesh, tensors along the other."""
     mesh = mesh_of(2, 2)
-
-    def build(fd: FusionDefinition) -> None:
-        x, w = dense(fd, 16, 8), dense(fd, 4, 8)
-        y = fd.ops.linear(x, w)
-        place(mesh, {0: Y, 1: X}, x)
-        place(mesh, {1: X}, w)
-        place(mesh, {0: Y}, y)
-        fd.add_output(y)
-
-    x, w, fd = integers(16, 8), integers(4, 8), define(build)
+    fd = placed_linear(mesh, (16, 8), (4, 8), ({0: Y, 1: X}, {1: X}, {0: Y}))
+    x, w = integers(16, 8), integers(4, 8)
     wanted = linear(x, w).chunk(2)
     for rank, outputs in enumerate(simulate(fd, [x, w], overlap=Overlap.chunks(4))):
         assert torch.equal(local(outputs[0]), wanted[rank // 2])
@@ -236,17 +212,10 @@ def test_without_a_contraction_nothing_is_bound() -> None:
 
 def test_more_chunks_than_there_are_rows_are_not_tried() -> None:
     mesh = mesh_of(2)
-
-    def build(fd: FusionDefinition) -> None:
-        x, w = dense(fd, 2, 4), dense(fd, 3, 4)
-        y = fd.ops.linear(x, w)
-        place(mesh, {1: X}, x, w)
-        place(mesh, {}, y)
-        fd.add_output(y)
-
-    [reason] = reasons(define(build), Overlap.chunks(4))
+    fd = placed_linear(mesh, (2, 4), (3, 4), ({1: X}, {1: X}, {}))
+    [reason] = reasons(fd, Overlap.chunks(4))
     assert "a rank holds 2 of axis" in reason and "a rank holds 3 of axis" in reason
-    assert reasons(define(build), Overlap.chunks(2)) == []
+    assert reasons(fd, Overlap.chunks(2)) == []
 
 
 def test_a_loop_of_the_user_s_is_left_alone() -> None:

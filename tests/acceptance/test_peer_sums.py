@@ -21,7 +21,7 @@ from meshfuse.multidevice import Overlap, plan, simulate
 from meshfuse.pipeline import compile, forms_of, outline_program
 from meshfuse.runtime.arguments import signature_of
 from peer_programs import multiply_then_sum, tensor_parallel_mlp
-from sharded_runs import X, Y, integers, kinds, mesh_of, place
+from sharded_runs import X, Y, integers, kinds, mesh_of, place, placed_linear
 from slow_devices import products_and_links
 
 RANKS = [1, 2, 3, 4, 8]
@@ -239,16 +239,8 @@ def test_what_is_fetched_of_oneself_is_not_written() -> None:
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_rows_of_which_ranks_have_blocks_along_another_axis_of_the_mesh(pieces: int) -> None:
     mesh = mesh_of(2, 2)
-
-    def build(fd: FusionDefinition) -> None:
-        x, w = dense(fd, 16, 8), dense(fd, 4, 8)
-        y = fd.ops.linear(x, w)
-        place(mesh, {0: Y, 1: X}, x)
-        place(mesh, {1: X}, w)
-        place(mesh, {0: Y}, y)
-        fd.add_output(y)
-
-    x, w, fd = integers(16, 8), integers(4, 8), define(build)
+    fd = placed_linear(mesh, (16, 8), (4, 8), ({0: Y, 1: X}, {1: X}, {0: Y}))
+    x, w = integers(16, 8), integers(4, 8)
     wanted = (x @ w.T).chunk(2)
     for rank, [output] in enumerate(simulate(fd, [x, w], overlap=Overlap.peers(pieces))):
         assert isinstance(output, DistributedTensor)
@@ -260,16 +252,8 @@ def test_rows_of_which_ranks_have_blocks_along_another_axis_of_the_mesh(pieces: 
 def test_parts_of_blocks_must_be_equal(rows: int, pieces: int) -> None:
     """Rows 0 to 2, of 6, are no two blocks of 2 of them."""
     mesh = mesh_of(2, 2)
-
-    def build(fd: FusionDefinition) -> None:
-        x, w = dense(fd, rows, 4), dense(fd, 1, 4)
-        y = fd.ops.linear(x, w)
-        place(mesh, {0: Y, 1: X}, x)
-        place(mesh, {1: X}, w)
-        place(mesh, {0: Y}, y)
-        fd.add_output(y)
-
-    fd, x, w = define(build), integers(rows, 4), integers(1, 4)
+    fd = placed_linear(mesh, (rows, 4), (1, 4), ({0: Y, 1: X}, {1: X}, {0: Y}))
+    x, w = integers(rows, 4), integers(1, 4)
     wanted, form = (x @ w.T).chunk(2), Overlap.peers(pieces)
     for rank, [output] in enumerate(simulate(fd, [x, w], overlap=form)):
         assert isinstance(output, DistributedTensor)
@@ -284,16 +268,8 @@ def test_parts_of_blocks_must_be_equal(rows: int, pieces: int) -> None:
 def test_a_batch_of_one_is_passed_over(pieces: int) -> None:
     """Its rows are not the outermost axis, but as good."""
     mesh = mesh_of(2)
-
-    def build(fd: FusionDefinition) -> None:
-        x, w = dense(fd, 1, 8, 4), dense(fd, 3, 4)
-        y = fd.ops.linear(x, w)
-        place(mesh, {2: X}, x)
-        place(mesh, {1: X}, w)
-        place(mesh, {}, y)
-        fd.add_output(y)
-
-    fd, x, w = define(build), integers(1, 8, 4), integers(3, 4)
+    fd = placed_linear(mesh, (1, 8, 4), (3, 4), ({2: X}, {1: X}, {}))
+    x, w = integers(1, 8, 4), integers(3, 4)
     check(fd, [x, w], x @ w.T, Overlap.peers(pieces))
     assert kinds(fd) == BETWEEN_PEERS
 
@@ -318,15 +294,8 @@ def test_a_sum_that_updates_an_input() -> None:
 @pytest.mark.parametrize("rows", [8, 7])
 def test_rows_of_a_size_that_a_call_says(rows: int) -> None:
     mesh = mesh_of(2)
-
-    def build(fd: FusionDefinition) -> None:
-        x, w = dense(fd, -1, 4), dense(fd, 3, 4)
-        y = fd.ops.linear(x, w)
-        place(mesh, {1: X}, x, w)
-        place(mesh, {}, y)
-        fd.add_output(y)
-
-    fd, x, w = define(build), integers(rows, 4), integers(3, 4)
+    fd = placed_linear(mesh, (-1, 4), (3, 4), ({1: X}, {1: X}, {}))
+    x, w = integers(rows, 4), integers(3, 4)
     for pieces in (1, 2):
         check(fd, [x, w], x @ w.T, Overlap.peers(pieces))
         assert kinds(fd) == (BETWEEN_PEERS if pieces == 1 else [("all_reduce", X)])

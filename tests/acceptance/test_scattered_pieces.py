@@ -21,7 +21,7 @@ from meshfuse.multidevice import Overlap, plan, simulate
 from meshfuse.pipeline import compile, outline_program
 from meshfuse.runtime.arguments import signature_of
 from peer_programs import scatter_pieces
-from sharded_runs import X, Y, integers, kinds, mesh_of, place
+from sharded_runs import X, Y, integers, kinds, mesh_of, place, placed_linear
 
 
 def check(
@@ -199,16 +199,8 @@ def test_rows_of_which_ranks_have_blocks_along_another_axis_of_the_mesh() -> Non
 def test_an_axis_that_is_not_the_outermost(axis: int) -> None:
     """Sequences of a batch, or columns."""
     mesh = mesh_of(2)
-
-    def build(fd: FusionDefinition) -> None:
-        x, w = dense(fd, 3, 8, 4), dense(fd, 6, 4)
-        y = fd.ops.linear(x, w)
-        place(mesh, {2: X}, x)
-        place(mesh, {1: X}, w)
-        place(mesh, {axis: X}, y)
-        fd.add_output(y)
-
-    x, w, fd = integers(3, 8, 4), integers(6, 4), define(build)
+    fd = placed_linear(mesh, (3, 8, 4), (6, 4), ({2: X}, {1: X}, {axis: X}))
+    x, w = integers(3, 8, 4), integers(6, 4)
     check(fd, [x, w], list((x @ w.T).chunk(2, axis)), 2)
     assert kinds(fd) == [("deliver", X)] and counts(fd) == ["2", "2"]
 
@@ -216,15 +208,8 @@ def test_an_axis_that_is_not_the_outermost(axis: int) -> None:
 @pytest.mark.parametrize("rows", [8, 7])
 def test_rows_of_a_size_that_a_call_says(rows: int) -> None:
     mesh = mesh_of(2)
-
-    def build(fd: FusionDefinition) -> None:
-        x, w = dense(fd, -1, 4), dense(fd, 3, 4)
-        y = fd.ops.linear(x, w)
-        place(mesh, {1: X}, x, w)
-        place(mesh, {0: X}, y)
-        fd.add_output(y)
-
-    fd, x, w = define(build), integers(rows, 4), integers(3, 4)
+    fd = placed_linear(mesh, (-1, 4), (3, 4), ({1: X}, {1: X}, {0: X}))
+    x, w = integers(rows, 4), integers(3, 4)
     check(fd, [x, w], blocks_of(x @ w.T, 2), 2)
     assert kinds(fd) == [("deliver", X)] and counts(fd) == ["2"]
 

@@ -261,7 +261,7 @@ class FusionDefinition:
                 "execute: KernelExecutor already exists! Use manual_execute() to execute the "
                 "fusion."
             )
-        if not self._recording.frozen:
+        if not self._recording.frozen:  # asked here, too: no frame in each call for what was done
             self.freeze("execute")
         if save_repro_inputs or print_repro:
             inputs = list(inputs)

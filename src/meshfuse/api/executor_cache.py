@@ -160,6 +160,7 @@ class FusionExecutorCache:
         `is_auto` passes over the user's schedule; `profile` and `capture` keep what `profile()` and
         `get_debug_output()` say about the call. `profiler` measures it, if it is given.
         """
+        # no frame for what is as it was: a small program is as fast as its host
         values = inputs if isinstance(inputs, list) else list_inputs(inputs)
         communicator = Communicator.instance()
         frozen = self._frozen or self.frozen_program()

@@ -124,7 +124,7 @@ class Communicator:
         self.has_replays = not options.is_disabled("graph_replay")
         self._launch: Launch | None = None if self._is_off else read_launch(environ)
         self._attachment: Attachment | None = None
-        self.here = ALONE if self._launch is None else self._launch.place
+        self.here = self._place_on(None)
         """As `place`, on the default process group that `instance` has found: no call looks for it
         twice."""
         self._lock = RLock()
@@ -440,8 +440,7 @@ class Communicator:
         with self._lock:
             if self._attachment is not None:
                 self._attachment.close()
-                self._attachment = None
-                self.here = ALONE if self._launch is None else self._launch.place
+                self._stand_on(None)
 
     def _find_attachment(self) -> Attachment | None:
         """What stands on the present default process group; attaches to a new one, forgets one
@@ -456,9 +455,16 @@ class Communicator:
             if self._attachment is not None and self._attachment.world is not world:
                 self.close()
             if self._attachment is None and world is not None:
-                self._attachment = attach(world, self._environ)
-                self.here = self._attachment.place
+                self._stand_on(attach(world, self._environ))
             return self._attachment
+
+    def _stand_on(self, attachment: Attachment | None) -> None:
+        self._attachment, self.here = attachment, self._place_on(attachment)
+
+    def _place_on(self, attachment: Attachment | None) -> Place:
+        if attachment is not None:
+            return attachment.place
+        return ALONE if self._launch is None else self._launch.place
 
     def _attach(self, purpose: object) -> Attachment:
         attachment = self._find_attachment()

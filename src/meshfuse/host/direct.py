@@ -266,19 +266,20 @@ class _Binding:
             number += 1
             if found.posts or isinstance(found.tells or found.asks, AwaitWork | GiveBackSlot):
                 self.meetings = number
-            if isinstance(found.asks, PostCollective) and _awaits(told, found.asks):
+            is_awaited = isinstance(found.asks, PostCollective) and _awaits(told, found.asks)
+            if is_awaited:
                 performed = told
-            yield self._bind(found, told)
+            yield self._bind(found, is_awaited=is_awaited)
 
-    def _bind(self, found: Bound, told: Event | None) -> Act:
-        """What does all of it; a collective's wait too, if that is what is told next."""
+    def _bind(self, found: Bound, *, is_awaited: bool) -> Act:
+        """What does all of it; with the wait of a collective that is awaited at once."""
         communicator = self._communicator
         asked = found.asks or found.tells
         match asked:
             case PostCollective(sized, src, out):
                 collective = self._posted[sized.number] = DirectCollective(communicator, sized)
                 self._posted_on[sized.number] = found.stream
-                put = collective.perform if _awaits(told, asked) else collective.post
+                put = collective.perform if is_awaited else collective.post
                 return lambda slots: put(slots[src], slots[out])
             case PostTransfer():
                 return self._bind_transfer(asked, found.stream)

@@ -116,7 +116,8 @@ class HostIrExecutor:
         are ranges of it, under their names. Raises what `interpret` does, and CommunicationError
         naming operation and missing rank.
         """
-        trace = _with_marks(trace)
+        if profiler._is_profiler_enabled:
+            trace = _with_marks(trace)
         executable = self.compile(communicator.rank(), trace)
         return run_executable(executable, inputs, communicator, trace, given, call)
 
@@ -155,7 +156,7 @@ def run_planned(
         trace = _with_marks(trace)
     drawing = executable.drawing
     draw = None if drawing is None else partial(_draw_into, drawing, communicator)
-    if trace is None and (plan.order is None or not _takes_turns(executable, plan)):
+    if trace is None and not plan.takes_turns:
         return direct_plan(executable, plan, communicator).run(slots, call, draw)
     with torch.no_grad(), without_autocast(), ExitStack() as ends:
         if plan.agreements:
@@ -163,11 +164,6 @@ def run_planned(
             log = communicator.entry(plan.agreements, plan.fetches).enter(call, inputs)
             ends.callback(log.leave)
         return _run_observed(executable, plan, slots, communicator, trace, draw)
-
-
-def _takes_turns(executable: Executable, plan: Plan) -> bool:
-    """Whether streams are queues that the calling thread serves."""
-    return plan.order is not None and plan.communications > 0 and executable.device.type != "cuda"
 
 
 def _run_observed(
@@ -181,7 +177,7 @@ def _run_observed(
     """With a trace, or in turns: what comes next is known only when it has come to that."""
     if draw is not None:  # before anything is posted
         draw(slots)
-    if plan.order is not None and _takes_turns(executable, plan):
+    if plan.order is not None and plan.takes_turns:
         return _run_in_turns(executable, plan, plan.order, slots, communicator, trace)
     program = run_plan(executable, plan, slots, trace)
     if plan.order is None or executable.device.type != "cuda":
@@ -215,10 +211,8 @@ def _draw_into(drawing: Drawing, communicator: Communicator, slots: Slots) -> No
     drawing.bind(slots, _draw(drawing, communicator))
 
 
-def _with_marks(trace: Trace | None) -> Trace | None:
-    """While torch's profiler is on, a trace whose work are ranges of it."""
-    if not profiler._is_profiler_enabled:
-        return trace
+def _with_marks(trace: Trace | None) -> Trace:
+    """While torch's profiler is on: a trace whose work are ranges of it."""
     trace = trace or Trace()
     trace.mark = profiler.record_function
     return trace

@@ -63,7 +63,8 @@ class Plan:
     `communications`: how many this rank posts. `results` has the global shape of each output, or of
     the input that it updates; all zeros where a rank cannot know it, as it has no part.
     `agreements`: on what the ranks meet for. `order`: how the actions lie on streams, None if all
-    are the caller's. `direct` has the plan as direct.py runs it, once there is one.
+    are the caller's; `takes_turns`: they are queues that the calling thread serves. `direct` has
+    the plan as direct.py runs it, once there is one.
     """
 
     bound: tuple[Bound, ...]
@@ -73,6 +74,7 @@ class Plan:
     agreements: tuple[Agreement, ...] = ()
     communications: int = 0
     order: StreamOrder | None = None
+    takes_turns: bool = False
     direct: list[Any] = field(default_factory=list[Any])
 
     @property
@@ -307,14 +309,16 @@ class Executable:
         )
         if self.device.type == "cuda":
             bound = without_known_marks(map(_on_callers_stream, bound))
+        communications, order = sum(found.posts for found in bound), StreamOrder.of(bound)
         return Plan(
             tuple(bound),
             tuple(found.action for found in bound),
             tuple(found.traced for found in bound),
             _result_shapes(self.program, symbols),
             tuple(sequence.at(symbols) for sequence in self.sequences),
-            sum(found.posts for found in bound),
-            StreamOrder.of(bound),
+            communications,
+            order,
+            order is not None and communications > 0 and self.device.type != "cuda",
         )
 
     def _bind_symbols(self, slots: Slots, given: Mapping[str, int]) -> dict[str, int]:

@@ -86,7 +86,7 @@ def race(forms: Sequence[Overlap], track: Track) -> tuple[RaceRow, ...]:
     calls = max(1, min(MOST_CALLS, ROW_NANOSECONDS // max(slowest, 1)))
     times: dict[Overlap, list[Nanoseconds]] = {form: [] for form in running}
     for turn in range(ROUNDS):
-        for form in in_order(running, turn):
+        for form in _in_order(running, turn):
             times[form].append(track.run(form, calls))
     flat = track.slowest([taken for form in running for taken in times[form]])
     if len(flat) != ROUNDS * len(running):
@@ -95,7 +95,7 @@ def race(forms: Sequence[Overlap], track: Track) -> tuple[RaceRow, ...]:
     return tuple(_row(form, found, errors) for form in (PLAIN, *forms))
 
 
-def in_order(running: Sequence[Overlap], turn: int) -> Sequence[Overlap]:
+def _in_order(running: Sequence[Overlap], turn: int) -> Sequence[Overlap]:
     """As forms follow one another in a round: the first, and the others to and fro. None comes
     behind itself, which would find the host warm and the device as it left it."""
     first, *others = running

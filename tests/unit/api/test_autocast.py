@@ -8,7 +8,7 @@ import torch
 from host_loops import define, dense
 from meshfuse import DistributedTensor, FusionDefinition
 from meshfuse.multidevice import simulate
-from sharded_runs import X, integers, mesh_of, place
+from sharded_runs import X, integers, mesh_of, placed_linear
 
 ROWS, W = integers(6, 4), integers(3, 4)
 
@@ -32,16 +32,8 @@ def test_products_have_the_type_of_their_operands(options: list[str]) -> None:
 
 def test_on_ranks_of_a_simulation() -> None:
     mesh = mesh_of(2)
-
-    def sharded(fd: FusionDefinition) -> None:
-        x, w = dense(fd, 6, 4), dense(fd, 3, 4)
-        y = fd.ops.linear(x, w)
-        place(mesh, {0: X}, x, y)
-        place(mesh, {}, w)
-        fd.add_output(y)
-
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        outputs = simulate(define(sharded), [ROWS, W])
+        outputs = simulate(placed_linear(mesh, (6, 4), (3, 4), ({0: X}, {}, {0: X})), [ROWS, W])
     for rank, [found] in enumerate(outputs):
         assert isinstance(found, DistributedTensor)
         assert found.local.dtype == torch.float32
