@@ -9,10 +9,10 @@ from meshfuse.api.constants import constant
 from meshfuse.api.iter_domain import IterDomain, TensorDomain, iter_domain
 from meshfuse.api.mesh import DeviceMesh
 from meshfuse.api.recording import Call, Handle, Recording, source_name, to_source
+from meshfuse.api.size_arithmetic import fold_sizes
 from meshfuse.base.dtypes import DataType, Scalar, dtype_of_value
 from meshfuse.base.errors import UserError, UserTypeError
 from meshfuse.expr.nodes import Const, IntExpr
-from meshfuse.expr.simplify import as_expr, const
 from meshfuse.ir import build, transforms
 from meshfuse.ir import mesh as ir_mesh
 from meshfuse.ir.axes import AxisName, ScalarName, TensorName
@@ -479,7 +479,8 @@ def apply_function(
     call = Call(f"fd.ops.{function}", tuple(values))
     recording = recording_of(call, values, bound)
     operands = tuple(to_operand(call, value) for value in values)
-    size = _fold_sizes(function, values)
+    given = [value.operand if isinstance(value, Val) else value for value in values]
+    size = fold_sizes(function, given)
     if size is not None:
         return scalar(recording, size)
     (name,) = recording.define(
@@ -493,41 +494,3 @@ def apply_function(
 def _single(built: tuple[Any, str]) -> tuple[Any, tuple[str]]:
     program, name = built
     return program, (name,)
-
-
-def _fold_sizes(function: str, values: Sequence[object]) -> IntExpr | None:
-    """Arithmetic on sizes stays an expression in sizes, so that it may be a shape."""
-    operands = [value.operand if isinstance(value, Val) else value for value in values]
-    if not any(isinstance(operand, IntExpr) for operand in operands):
-        return None
-    terms = [_as_size(operand) for operand in operands]
-    match function, terms:
-        case "add", [IntExpr() as a, IntExpr() as b]:
-            return a + b
-        case "sub", [IntExpr() as a, IntExpr() as b]:
-            return a - b
-        case "mul", [IntExpr() as a, IntExpr() as b]:
-            return a * b
-        case "neg", [IntExpr() as a]:
-            return -a
-        case "div", [IntExpr() as a, IntExpr() as b] if _is_count(a) and _is_count(b):
-            return a // b
-        case _:
-            return None
-
-
-def _is_count(size: IntExpr) -> bool:
-    """Whether it is known not to be negative, so that rounding down is truncating."""
-    return size.low is not None and size.low >= 0 and size is not const(0)
-
-
-def _as_size(operand: object) -> IntExpr | None:
-    match operand:
-        case IntExpr():
-            return operand
-        case Literal(int() as value, DataType.Int):
-            return as_expr(value)
-        case int() if not isinstance(operand, bool):
-            return as_expr(operand)
-        case _:
-            return None
