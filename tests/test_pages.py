@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from golden_text import check_golden
+from meshfuse import FusionDefinition, multidevice
 from page_examples import programs, regenerate
 
 ROOT = Path(__file__).parent.parent
@@ -46,6 +47,19 @@ def test_links_lead_somewhere(page: str) -> None:
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8"))
     local = [target for target in targets if "://" not in target]
     assert [target for target in local if not (path.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PROSE)
+def test_names_on_pages_exist(page: str) -> None:
+    """Of definitions and of `multidevice`; and files, from any folder down."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    fd = FusionDefinition()
+    owners = {"fd": fd, "fd.ops": fd.ops, "fd.fec": fd.fec, "multidevice": multidevice}
+    told = re.findall(r"(?<![\w.])(fd\.ops|fd\.fec|fd|multidevice)\.([a-zA-Z_]+)", text)
+    assert [(owner, name) for owner, name in told if not hasattr(owners[owner], name)] == []
+    named = set(re.findall(r"`([\w/]+\.[chp]+y?)`", text)) - {"program.py", "NAME.py"}
+    files = [f"/{path.relative_to(ROOT)}" for path in ROOT.glob("[!.]*/**/*.*")]
+    assert [name for name in named if not any(f.endswith(f"/{name}") for f in files)] == []
 
 
 def test_architecture_is_one_sitting() -> None:
