@@ -160,7 +160,7 @@ class Ranks:
                         transport.give_back(chunk)
                 case Post(request):
                     assert request.transfer is not None
-                    transport.bind(request.collective, request.transfer)(request.src, request.out)
+                    transport.bind(request.collective, request.transfer)(request.out, request.src)
                 case _:
                     pass  # all streams are this thread, in program order
 

@@ -35,14 +35,14 @@ from meshfuse.api.hot_calls import (
     MOST_CALLS,
     HotCall,
     Kind,
+    Terms,
     facts_of_inputs,
     remember_call,
-    terms_of_call,
 )
 from meshfuse.api.overlap_choice import OverlapChoice, Overlapping, read_overlap
 from meshfuse.api.prepared import Prepared
 from meshfuse.api.prepared_calls import PreparedCalls
-from meshfuse.api.profiling import CallProfiler, FusionProfile, begin_profile
+from meshfuse.api.profiling import CallProfiler, FusionProfile, active_profiler
 from meshfuse.api.results import public_sharding, wrap_result
 from meshfuse.api.sharding import Sharding
 from meshfuse.api.user_schedule import UserSchedules
@@ -164,20 +164,27 @@ class FusionExecutorCache:
         values = inputs if isinstance(inputs, list) else list_inputs(inputs)
         communicator = Communicator.instance()
         frozen = self._frozen or self.frozen_program()
-        call = communicator.begin_call(frozen.key) if frozen.meshes else None
+        calls = communicator.calls if frozen.meshes else None
+        call = None if calls is None else calls.count(frozen.key)
         try:  # as in communicator.in_call, which takes longer
-            given = given_sizes(frozen, global_sizes) if global_sizes else {}
-            profiler = profiler or begin_profile(profile)
             kind = None
-            if profiler is None and device is None and not (enable or disable or capture):
+            if profiler is None and (profile or active_profiler() is not None):
+                profiler = CallProfiler()
+            is_usual = profiler is None and device is None and not (enable or disable or capture)
+            last = self._last_hot
+            if is_usual and last is not None and not global_sizes:
+                if last.is_like(values, communicator, is_auto, overlap):
+                    results = last.run(values, communicator, call)
+                    self._last, self._debug_output = last.prepared, None
+                    return results
+            given = given_sizes(frozen, global_sizes) if global_sizes else {}
+            if is_usual:
                 if overlap is not None and not isinstance(overlap, str | Overlap):
                     read_overlap("execute", overlap, frozen.options)  # raises: it is compared below
-                terms = terms_of_call(frozen, communicator, is_auto, overlap, given)
-                known = self._last_hot
-                if known is None or not known.is_like(values, terms):
-                    facts = facts_of_inputs(values)
-                    kind = None if facts is None else (terms, facts)
-                    known = None if kind is None else self._hot_calls.get(kind)
+                terms = Terms.of_call(frozen, communicator, is_auto, overlap, given)
+                facts = facts_of_inputs(values)
+                kind = None if facts is None else (terms, facts)
+                known = None if kind is None else self._hot_calls.get(kind)
                 if known is not None:
                     results = known.run(values, communicator, call)
                     self._last, self._last_hot, self._debug_output = known.prepared, known, None

@@ -12,7 +12,7 @@ warnings given.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch._C._dynamo.guards import TensorGuards
@@ -23,6 +23,7 @@ from meshfuse.api.prepared import Prepared
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.dist.calls import Call
 from meshfuse.dist.communicator import Communicator
+from meshfuse.dist.launcher import Place
 from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.facts.sharding import Sharding
 from meshfuse.host.executors import run_executable, run_planned
@@ -31,14 +32,14 @@ from meshfuse.runtime.arguments import Argument
 
 _INT32_LIMIT, _INT64_LIMIT = 1 << 31, 1 << 63
 _TENSORS = (torch.Tensor, torch.nn.Parameter, DistributedTensor)
+is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+"""Whether torch's operations are to be deterministic."""
 MOST_CALLS = 256
 """Calls that a definition remembers."""
 
-Terms = tuple[object, ...]
-"""What a call depends on beside its inputs: see terms_of_call."""
 Facts = tuple[object, ...]
 """What it depends on of its inputs: see facts_of_inputs."""
-Kind = tuple[Terms, Facts]
+Kind = tuple["Terms", Facts]
 """Calls of one kind run alike."""
 
 Give = Callable[[torch.Tensor, Sharding, tuple[int, ...]], DistributedTensor]
@@ -46,8 +47,33 @@ Give = Callable[[torch.Tensor, Sharding, tuple[int, ...]], DistributedTensor]
 Placed = tuple[int, Give, Sharding, tuple[int, ...]]
 """A result on a mesh: its place among results, and how it is made what users get."""
 
-Guard = Callable[[Sequence[Any]], bool]
-"""Whether other inputs have the facts of those that it was made of."""
+Guard = Callable[..., bool]
+"""Whether as many other inputs have the facts of those that it was made of."""
+
+
+class Terms(NamedTuple):
+    """What a call depends on beside its inputs: who schedules the program, in which form it is
+    wanted, and the sizes that the caller says; on a mesh whether torch is to be deterministic, and
+    which rank this is."""
+
+    is_auto: bool
+    overlap: Overlapping | None
+    given: tuple[tuple[str, int], ...]
+    is_deterministic: bool | None
+    here: Place | None
+
+    @staticmethod
+    def of_call(
+        frozen: FrozenProgram,
+        communicator: Communicator,
+        is_auto: bool,
+        overlap: Overlapping | None,
+        given: Mapping[str, int],
+    ) -> Terms:
+        sizes = tuple(given.items())
+        if not frozen.meshes:
+            return Terms(is_auto, overlap, sizes, None, None)
+        return Terms(is_auto, overlap, sizes, is_deterministic(), communicator.here)
 
 
 @final
@@ -55,7 +81,7 @@ Guard = Callable[[Sequence[Any]], bool]
 class HotCall:
     """How arguments are taken, what runs on them, and how results are given.
 
-    `terms` and `fits` say which calls: see terms_of_call and guard_of. By position: `shards` are
+    `terms`, `count` of inputs and `fits` say which calls: see guard_of. By position: `shards` are
     DistributedTensors, `detached` tensors that require grad, `reals` numbers that must be floats.
     `placed` are the results on a mesh. `given` are the global sizes that the caller says. `kept`
     are shardings that the facts know by identity, which is theirs while they live. `plan`: of all
@@ -63,6 +89,7 @@ class HotCall:
     """
 
     terms: Terms
+    count: int
     fits: Guard | None
     prepared: Prepared
     executable: Executable
@@ -74,11 +101,23 @@ class HotCall:
     kept: tuple[Sharding, ...]
     plan: Plan | None
 
-    def is_like(self, inputs: Sequence[Any], terms: Terms) -> bool:
-        """Whether a call with these inputs is known to be one of those. Not where numbers are among
-        them: to find their facts takes no longer than to ask."""
-        fits = self.fits
-        return fits is not None and self.terms == terms and fits(inputs)
+    def is_like(
+        self, inputs: Sequence[Any], communicator: Communicator, is_auto: bool, overlap: object
+    ) -> bool:
+        """Whether a call, for which the caller says no sizes, is known to be one of those. Not
+        where numbers are among its inputs: to find their facts takes no longer than to ask."""
+        fits, terms, here = self.fits, self.terms, self.terms.here
+        return (
+            fits is not None
+            and terms.is_auto is is_auto
+            and type(terms.overlap) is type(overlap)  # others may have no truth value
+            and terms.overlap == overlap
+            and not terms.given
+            and (here is None or here is communicator.here or here == communicator.here)
+            and (here is None or terms.is_deterministic is is_deterministic())
+            and len(inputs) == self.count
+            and fits(*inputs)
+        )
 
     def run(
         self, inputs: Sequence[Any], communicator: Communicator, call: Call | None
@@ -90,9 +129,11 @@ class HotCall:
         if plan is None:
             found = run_executable(executable, arguments, communicator, given=self.given, call=call)
         else:
-            slots = executable.slots(arguments)
+            slots = [*arguments, *executable.vacant]
             found = run_planned(executable, plan, slots, communicator, None, call)
-        return self._give(found) if self.placed else found
+        for place, give, sharding, shape in self.placed:
+            found[place] = give(found[place], sharding, shape)
+        return found
 
     def _take(self, inputs: Sequence[Any]) -> list[Argument]:
         """The arguments as kernels take them."""
@@ -104,27 +145,6 @@ class HotCall:
         for i in self.reals:
             arguments[i] = float(arguments[i])
         return arguments
-
-    def _give(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The results as users get them."""
-        for place, give, sharding, shape in self.placed:
-            results[place] = give(results[place], sharding, shape)
-        return results
-
-
-def terms_of_call(
-    frozen: FrozenProgram,
-    communicator: Communicator,
-    is_auto: bool,
-    overlap: Overlapping | None,
-    given: Mapping[str, int],
-) -> Terms:
-    """What a call depends on beside its inputs: by whom the program is scheduled, who runs it, and
-    which sizes the caller says."""
-    if not frozen.meshes:
-        return (is_auto, overlap, *given.items())
-    order = torch._C._get_deterministic_algorithms()
-    return (is_auto, overlap, order, communicator.here, *given.items())
 
 
 def facts_of_inputs(inputs: Sequence[Any]) -> Facts | None:
@@ -176,17 +196,16 @@ def guard_of(inputs: Sequence[Any]) -> Guard | None:
     if not inputs or not all(type(value) in _TENSORS for value in inputs):
         return None
     guards = TensorGuards(*inputs, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    check, count = guards.check, len(inputs)
+    check: Guard = guards.check
     shards = [
         (place, value.sharding, value.global_shape)
         for place, value in enumerate(inputs)
         if type(value) is DistributedTensor
     ]
     if not shards:
-        return lambda values: len(values) == count and check(*values)
-    return lambda values: (
-        len(values) == count
-        and check(*values)
+        return check
+    return lambda *values: (
+        check(*values)
         and all(
             values[place].sharding is sharding and values[place].global_shape == shape
             for place, sharding, shape in shards
@@ -220,6 +239,7 @@ def remember_call(
     shards = [(i, value) for i, value in tensors if isinstance(value, DistributedTensor)]
     return HotCall(
         terms,
+        len(inputs),
         guard_of(inputs),
         prepared,
         executable,

@@ -137,11 +137,6 @@ class CallProfiler:
         return profile
 
 
-def begin_profile(is_asked_for: bool) -> CallProfiler | None:
-    """What measures a call, if this call asks for it or a PythonProfiler is on."""
-    return CallProfiler() if is_asked_for or _ACTIVE.get() is not None else None
-
-
 @final
 class PythonProfiler:
     """Profiles the calls inside its block, on this thread.
@@ -203,6 +198,9 @@ class PythonProfiler:
 
 _ACTIVE: ContextVar[PythonProfiler | None] = ContextVar("meshfuse_profiler", default=None)
 """The profiler whose block this thread or task is in."""
+
+active_profiler = _ACTIVE.get
+"""As a function."""
 
 
 def get_fusion_profile() -> FusionProfile:

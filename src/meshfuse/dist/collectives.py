@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast, final
 
 import torch
@@ -62,11 +63,11 @@ class CollectiveBackend(Protocol):
     ) -> dist.Work: ...
 
     def _allgather_base(
-        self, out: torch.Tensor, src: torch.Tensor, options: Any = ..., /
+        self, out: torch.Tensor, src: torch.Tensor, /, opts: Any = ...
     ) -> dist.Work: ...
 
     def _reduce_scatter_base(
-        self, out: torch.Tensor, src: torch.Tensor, options: Any, /
+        self, out: torch.Tensor, src: torch.Tensor, /, opts: Any = ...
     ) -> dist.Work: ...
 
     def abort(self) -> None: ...
@@ -75,8 +76,8 @@ class CollectiveBackend(Protocol):
 
 
 Start = Callable[[torch.Tensor, torch.Tensor], "dist.Work | None"]
-"""Starts a collective from a source into a result. On CUDA, what returns no work has put it on the
-current stream."""
+"""Starts a collective into a result, from a source: in the order of torch's backends, of which some
+are called with nothing between. On CUDA, what returns no work has put it on the current stream."""
 
 
 @final
@@ -298,7 +299,7 @@ def post(backend: CollectiveBackend, request: CollectiveRequest) -> Posting:
         src, out = src.view(torch.uint8), out.view(torch.uint8)
     start = start_of(backend, request)
     if start is not None:
-        posting = Posting(request, start(src, out))
+        posting = Posting(request, start(out, src))
     else:
         match request.collective:
             case "exchange":
@@ -324,15 +325,15 @@ def start_of(backend: CollectiveBackend, request: CollectiveRequest) -> Start | 
         case "all_reduce" if _backend_may_add(request) and not _is_added_here(request):
             options = _summing(dist.AllreduceOptions(), request)
 
-            def reduce(src: torch.Tensor, out: torch.Tensor) -> dist.Work:
-                if out.data_ptr() != src.data_ptr():
+            def reduce(out: torch.Tensor, src: torch.Tensor) -> dist.Work:
+                if out is not src and out.data_ptr() != src.data_ptr():
                     out.copy_(src)
                 return backend.allreduce([out], options)
 
             return reduce
         case "reduce_scatter" if _backend_may_add(request) and request.src.is_cuda:
             scattering = _summing(dist.ReduceScatterOptions(), request)
-            return lambda src, out: backend._reduce_scatter_base(out, src, scattering)
+            return partial(backend._reduce_scatter_base, opts=scattering)
         case _:
             return None
 
@@ -349,7 +350,7 @@ def _post_all_reduce(
     if request.bytes * ranks > GATHERED_REDUCTION_BYTES:
         return _post_scatter_and_gather(backend, request, src, out)
     gathered = src.new_empty((ranks, src.numel()))
-    work = _gathering(backend)(src, gathered.view(-1))
+    work = _gathering(backend)(gathered.view(-1), src)
     return Posting(request, work, (lambda: reduce_blocks(gathered, function, out),))
 
 
@@ -368,7 +369,7 @@ def _post_scatter_and_gather(
 
     def reduce_and_gather() -> dist.Work | None:
         reduce_blocks(received, request.function, block)
-        return _gathering(backend)(block, whole)
+        return _gathering(backend)(whole, block)
 
     def cut() -> None:
         if is_padded:
@@ -410,10 +411,10 @@ def _summing(options: Any, request: CollectiveRequest) -> Any:
 def _gathering(backend: CollectiveBackend, *, is_at_once: bool = False) -> Start:
     # The public function of this name was renamed in torch 2.13; what it calls was not.
     if not is_at_once:
-        return lambda src, out: backend._allgather_base(out, src)
+        return backend._allgather_base
     options = _GatherOptions()
     _stay_on_stream(options)
-    return lambda src, out: backend._allgather_base(out, src, options)
+    return partial(backend._allgather_base, opts=options)
 
 
 def _stay_on_stream(options: Any) -> None:

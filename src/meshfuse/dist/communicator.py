@@ -44,7 +44,8 @@ from meshfuse.dist.symmetric import SymmetricTransport, join_transport
 from meshfuse.dist.transfers import SharedChunk
 from meshfuse.ir.mesh import DeviceMesh
 
-_HAS_DISTRIBUTED = dist.is_available()
+_C10D = dist.distributed_c10d if dist.is_available() else None
+"""Asked directly: dist.group.WORLD is a frame more, in every call."""
 BARRIER_NUMBER = -1
 """In place of the host program's number, for what no host program asked for."""
 
@@ -73,11 +74,6 @@ class CallEntry:
         destroyed."""
         self._attachment.bound.add(bound)
 
-    def is_of(self, communicator: Communicator) -> bool:
-        """Whether it was made for the default process group, as the call that is under way has
-        found it."""
-        return communicator._attachment is self._attachment
-
     def enter(
         self, call: Call | None, inputs: Sequence[object] = (), seconds: float | None = None
     ) -> CallLog:
@@ -87,17 +83,17 @@ class CallEntry:
         `seconds` or the default, and that inputs which peers may read lie alike. Raises UserError
         while another thread is in a call, and as Communicator.agree does.
         """
-        attachment, communicator = self._attachment, self._communicator
+        attachment = self._attachment
         calls = attachment.calls
         calls.enter(call)
         try:
             for history, agreement in self._agreed:
                 if not history.has_followed(agreement.key):
-                    communicator.agree(agreement, seconds)
+                    self._communicator.agree(agreement, seconds)
                 if self._has_readers and attachment.kept_memory:
                     team = agreement.team
                     memory_history = attachment.memory_history(team)
-                    communicator.agree_on_memory(
+                    self._communicator.agree_on_memory(
                         team, inputs, attachment.kept_memory, memory_history
                     )
         except BaseException:
@@ -127,6 +123,8 @@ class Communicator:
         self.here = self._place_on(None)
         """As `place`, on the default process group that `instance` has found: no call looks for it
         twice."""
+        self.calls: CallLog | None = None
+        """Of this rank, on that process group. None for a process that is alone."""
         self._lock = RLock()
 
     @classmethod
@@ -139,7 +137,10 @@ class Communicator:
                     cls._instance = Communicator(os.environ)
                     atexit.register(cls._instance.close)
                 found = cls._instance
-        found._find_attachment()  # tells the peers early that this process lives
+        attachment = found._attachment
+        world = None if attachment is None else attachment.world
+        if _C10D is not None and _C10D._world.default_pg is not world:
+            found._find_attachment()  # tells the peers early that this process lives
         return found
 
     def size(self) -> int:
@@ -273,10 +274,7 @@ class Communicator:
         Where it ends with an error before it comes to its collectives, `refuse` tells the peers
         that wait in it.
         """
-        attachment = self._attachment
-        if attachment is None or attachment.place.size == 1:
-            return None
-        return attachment.calls.count(program)
+        return None if self.calls is None else self.calls.count(program)
 
     @contextmanager
     def in_call(self, program: str | None) -> Iterator[Call | None]:
@@ -447,10 +445,10 @@ class Communicator:
         destroyed."""
         if self._is_off:
             return None
-        world = dist.group.WORLD if _HAS_DISTRIBUTED else None  # None before it is initialized
+        world = None if _C10D is None else _C10D._world.default_pg  # None before it is initialized
         attachment = self._attachment
         if world is (None if attachment is None else attachment.world):
-            return attachment  # without the lock: every call comes here
+            return attachment
         with self._lock:
             if self._attachment is not None and self._attachment.world is not world:
                 self.close()
@@ -460,6 +458,8 @@ class Communicator:
 
     def _stand_on(self, attachment: Attachment | None) -> None:
         self._attachment, self.here = attachment, self._place_on(attachment)
+        is_alone = attachment is None or attachment.place.size == 1
+        self.calls = None if attachment is None or is_alone else attachment.calls
 
     def _place_on(self, attachment: Attachment | None) -> Place:
         if attachment is not None:

@@ -20,6 +20,9 @@ _RELAXED_CAPTURE: Final = 2
 _ADD_DEPENDENCIES: Final = 0
 _SET_DEPENDENCIES: Final = 1
 
+current_handle: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
+"""That of the current stream of a device, by the device's number."""
+
 
 class FlagOperation(ctypes.Structure):
     """CUstreamBatchMemOpParams: a flag of 32 bits that is awaited, until it is at least `value`, or
@@ -104,11 +107,6 @@ def allow_captures_elsewhere() -> None:
         return  # without the driver there is nothing to look at
 
 
-def current_handle(device: torch.device) -> int:
-    """That of the current stream of a device."""
-    return torch._C._cuda_getCurrentRawStream(device.index)
-
-
 def set_stream(stream: torch.cuda.Stream) -> None:
     """As torch.cuda.set_stream, in half the time."""
     torch._C._cuda_setStream(
@@ -145,7 +143,7 @@ class Streams:
         self._found: dict[int, torch.cuda.Stream] = {}
 
     def current(self) -> torch.cuda.Stream:
-        handle = current_handle(self._device)
+        handle = current_handle(self._device.index)
         stream = self._found.get(handle)
         if stream is None:
             stream = self._found[handle] = torch.cuda.current_stream(self._device)

@@ -182,7 +182,7 @@ def explain(error: RuntimeError, subject: str, sequence: int, board: Board) -> C
 
 @final
 @dataclass(slots=True, eq=False, repr=False)
-class _Lane:
+class Lane:
     """One stream: what it was to wait for, oldest first, by its number and as text.
 
     `has_passed` tells of a mark behind the first `marked` of those, whose numbers go up to `until`;
@@ -214,22 +214,22 @@ class StreamWatch:
         self._watch = watch
         self._give_up = give_up
         self._seconds = seconds
-        self._lanes: dict[int, _Lane] = {}
+        self.lanes: dict[int, Lane] = {}
+        """By the handles of streams."""
         self._closed = Event()
         self._thread: Thread | None = None
 
     def note(self, device: torch.device, sequence: int, subject: object) -> None:
         """The current stream of a device has got something that waits for others, the collective of
         this number."""
-        handle = current_handle(device)
-        lane = self._lanes.get(handle)
-        if lane is None:
-            lane = self._begin_lane(handle, device)
+        handle = current_handle(device.index)
+        lane = self.lanes.get(handle) or self.begin_lane(handle, device)
         lane.noted.append((sequence, subject))
 
-    def _begin_lane(self, handle: int, device: torch.device) -> _Lane:
-        lane = _Lane(partial(mark_stream, torch.cuda.current_stream(device)))
-        self._lanes[handle] = lane
+    def begin_lane(self, handle: int, device: torch.device) -> Lane:
+        """That of a stream of which nothing was noted; the device's current one."""
+        lane = Lane(partial(mark_stream, torch.cuda.current_stream(device)))
+        self.lanes[handle] = lane
         if self._thread is None:
             self._thread = Thread(target=self._run, name="meshfuse-stream-watch", daemon=True)
             self._thread.start()
@@ -245,14 +245,14 @@ class StreamWatch:
         allow_captures_elsewhere()
         while not self._closed.wait(POLL_SECONDS):
             try:
-                for lane in list(self._lanes.values()):
+                for lane in list(self.lanes.values()):
                     self._follow(lane)
             except RuntimeError as error:  # ours, or that of the backend or the store
-                self._lanes.clear()  # nobody else would hear of it
+                self.lanes.clear()  # nobody else would hear of it
                 self._give_up(str(error))
                 return
 
-    def _follow(self, lane: _Lane) -> None:
+    def _follow(self, lane: Lane) -> None:
         if lane.has_passed is not None and lane.has_passed():
             lane.has_passed = None
             for _ in range(lane.marked):
@@ -262,7 +262,7 @@ class StreamWatch:
         elif lane.deadline is not None:
             self._look_at(lane, lane.has_passed, lane.deadline)
 
-    def _mark(self, lane: _Lane) -> None:
+    def _mark(self, lane: Lane) -> None:
         """Behind all that is noted: that is on the stream already."""
         noted = list(lane.noted)  # at once: others append
         if noted:
@@ -270,7 +270,7 @@ class StreamWatch:
             lane.marked, lane.until = len(noted), max(sequence for sequence, _ in noted)
             lane.deadline = Deadline.after(self._seconds)
 
-    def _look_at(self, lane: _Lane, has_passed: Callable[[], bool], deadline: Deadline) -> None:
+    def _look_at(self, lane: Lane, has_passed: Callable[[], bool], deadline: Deadline) -> None:
         sequence, first = lane.noted[0]
         subject = str(first)
         if sequence < lane.until:

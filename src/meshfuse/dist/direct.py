@@ -88,7 +88,8 @@ class DirectCollective:
     Once it is bound, `_send` makes of a source what is sent, `_receive` of a result the memory for
     what is received, and `_unpack` puts that in its places; None where there is nothing to do.
     `_arriving`: that memory and the result, until the wait. `_strides`: of source and result for
-    which all this was chosen, unless both are contiguous.
+    which all this was chosen, unless both are contiguous. `quick` is there if that is so and there
+    is nothing to do: `post` then does no more, and `follow` awaits what it gives.
     """
 
     __slots__ = (
@@ -106,9 +107,11 @@ class DirectCollective:
         "_text",
         "_unpack",
         "_work",
+        "quick",
     )
 
     def __init__(self, communicator: Communicator, collective: SizedCollective) -> None:
+        self.quick: Start | None = None
         self._communicator = communicator
         self._collective = collective
         self._pending: Pending | None = None
@@ -137,7 +140,7 @@ class DirectCollective:
         if self._send is not None:
             src = self._send(src)
         memory = out if self._receive is None else self._receive(out)
-        work = start(src, memory)
+        work = start(memory, src)
         if work is not None:
             self._work, self._sequence, self._arriving = work, group.posted, (memory, out)
         elif self._unpack is not None:
@@ -148,6 +151,11 @@ class DirectCollective:
         self.post(src, out)
         if self._work is not None or self._pending is not None:
             self.wait()
+
+    def follow(self, work: dist.Work) -> None:
+        """As `wait`, of work that was just posted."""
+        if self._group is not None:
+            self._group.await_on_stream(work, self._device, self._group.posted, self._text)
 
     def _post_request(self, src: torch.Tensor, out: torch.Tensor) -> None:
         request = self._collective.request(src, out)
@@ -172,6 +180,8 @@ class DirectCollective:
                 self._send, self._receive = _as_flat(src.numel()), _as_flat(out.numel())
         self._group, self._device, self._text = group, out.device, str(request)
         self._start = group.counted(start, self._device, self._text)
+        if self._strides is None and self._send is None and self._receive is None:
+            self.quick = self._start
 
     def wait(self) -> None:
         """Raises as Pending.wait does."""
@@ -211,7 +221,7 @@ class DirectTransfer:
         if start is None:
             return self._post_request(self._transfer.request(src, into))
         src, out = self._transfer.buffers(src, into)
-        start(src, out)
+        start(out, src)
         return out
 
     def record(self, src: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
@@ -219,7 +229,7 @@ class DirectTransfer:
         count it."""
         assert self._start is not None
         src, out = self._transfer.buffers(src, into)
-        self._start(src, out)
+        self._start(out, src)
         return out
 
     def _post_request(self, request: CollectiveRequest) -> torch.Tensor:

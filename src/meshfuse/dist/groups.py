@@ -23,6 +23,7 @@ from meshfuse.base.errors import CommunicationError, MeshfuseError, Unsupported
 from meshfuse.dist import collectives, deadlines
 from meshfuse.dist.board import Board, Notice, Standing
 from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, Posting, Start
+from meshfuse.dist.cuda_driver import current_handle
 from meshfuse.dist.deadlines import Deadline, Polled, StreamWatch, Watch
 from meshfuse.dist.mailbox import MOST_NUMBERS, Mail, Mailbox
 from meshfuse.dist.symmetric import SymmetricTransport
@@ -173,21 +174,24 @@ class Group:
     def counted(self, start: Start, device: torch.device, text: str) -> Start:
         """`start`, which `bind` has given, with all else that `post` does; `text` stands for the
         request."""
-        lock, watch = self._lock, self._stream_watch
+        lock, index, lanes = self._lock, device.index, self._stream_watch.lanes
+        begin_lane = self._stream_watch.begin_lane
 
-        def post(src: torch.Tensor, out: torch.Tensor) -> dist.Work | None:
+        def post(out: torch.Tensor, src: torch.Tensor) -> dist.Work | None:
             with lock:
                 if self._backend is None:
                     raise self._is_broken(text)
                 self._sequence = sequence = self._sequence + 1
                 try:
-                    work = start(src, out)
+                    work = start(out, src)
                 except MeshfuseError:
                     raise
                 except RuntimeError as error:
                     raise self._failed(text, sequence, error) from error
-            if work is None:
-                watch.note(device, sequence, text)
+            if work is None:  # StreamWatch.note, without a frame of its own
+                handle = current_handle(index)
+                lane = lanes.get(handle) or begin_lane(handle, device)
+                lane.noted.append((sequence, text))
             return work
 
         return post

@@ -187,7 +187,7 @@ class _CudaLink:
         if not self._queue:
             return
         queue, self._queue = self._queue, []
-        stream, driver, log = current_handle(self.device), self._driver, self.log
+        stream, driver, log = current_handle(self.device.index), self._driver, self.log
         if log is not None:
             log += [(address, value) for _, address, value in queue]
             if is_beside and all(kind == FlagOperation.WRITE for kind, _, _ in queue):
@@ -205,14 +205,14 @@ class _CudaLink:
     def release(self, flags: int, value: int) -> None:
         first = self._addresses[self._place]
         raised = [(FlagOperation.WRITE, first + 4 * flag, value) for flag in range(flags)]
-        self._driver.put(current_handle(self.device), raised)
+        self._driver.put(current_handle(self.device.index), raised)
 
     def settle(self) -> None:
         torch.cuda.synchronize(self.device)
 
     def stream(self) -> int:
         """By its handle, as to ask for more takes long."""
-        return current_handle(self.device)
+        return current_handle(self.device.index)
 
     def follow(self, stream: int) -> None:
         """What is recorded follows what is: who replays it, all else."""
@@ -238,7 +238,7 @@ class Issued:
 
     def wait(self, timeout: object = None) -> bool:
         """The current stream waits."""
-        if current_handle(self._stream.device) != self._stream.cuda_stream:
+        if current_handle(self._stream.device.index) != self._stream.cuda_stream:
             torch.cuda.current_stream(self._stream.device).wait_event(self._event)
         return True
 
@@ -314,19 +314,19 @@ class SymmetricTransport:
         too where nothing moves."""
         if request.transfer is None:
             raise InvariantError(f"{request}: nobody says who sends to whom")
-        self.bind(request.collective, request.transfer)(request.src, request.out)
+        self.bind(request.collective, request.transfer)(request.out, request.src)
         if request.transfer.is_own or not request.transfer.moves:
             return Posting(request)
         return Posting(request, cast(dist.Work, self._link.issued()))
 
     def bind(self, collective: str, transfer: Transfer) -> Start:
-        """What puts a fetch or delivery on the current stream, from a source into a dense
-        result."""
+        """What puts a fetch or delivery on the current stream, into a dense result, from a
+        source."""
         is_own, is_fetch = transfer.is_own, collective == "fetch"
         find = self._fetched(transfer) if is_fetch else self._delivered(transfer)
         arena, owner = self._arena, transfer.sources[transfer.place]
 
-        def start(src: torch.Tensor, out: torch.Tensor) -> None:
+        def start(out: torch.Tensor, src: torch.Tensor) -> None:
             self._refuse_capture()
             use = find(src)
             if use is not None and not is_own:

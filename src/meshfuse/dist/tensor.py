@@ -79,8 +79,9 @@ class DistributedTensor(torch.Tensor):
     ) -> DistributedTensor:
         """As `of_checked`, of a tensor that is nobody else's: it becomes the result itself. Another
         tensor on its memory would take ten times as long."""
-        local.__class__ = cls
-        self = cast(DistributedTensor, local)
+        made: Any = local  # a cast would be a frame of its own, in every call
+        made.__class__ = cls
+        self: DistributedTensor = made
         self._sharding = sharding
         self._shape = shape
         return self

@@ -73,7 +73,7 @@ class Bound:
     """An action, and what a trace says of it. `tells`: what it always tells the driver; `asks`:
     what it asks of the communicator. None of both: it does something itself. `stream`: where it
     runs. `is_idle`: what it does leaves its stream as it is. `makes`: the slot for which it makes
-    memory, if that is all it does."""
+    memory, if that is all it does. `is_letting_go`: it empties slots, and does no more."""
 
     action: Action
     traced: Traced | None = None
@@ -82,6 +82,7 @@ class Bound:
     asks: Asked | None = None
     is_idle: bool = False
     makes: int | None = None
+    is_letting_go: bool = False
 
     @staticmethod
     def asking(asked: Asked, traced: Traced | None) -> Bound:

@@ -50,7 +50,7 @@ Draw = Callable[[Slots], None]
 def direct_plan(executable: Executable, plan: Plan, communicator: Communicator) -> DirectPlan:
     """The plan bound to the communicator, and to what its groups stand on now."""
     for direct in plan.direct:
-        if direct.is_of(communicator):
+        if direct.communicator is communicator:
             return direct
     direct = DirectPlan(executable, plan, communicator)
     plan.direct[:] = [direct]
@@ -66,7 +66,6 @@ class DirectPlan:
         "__weakref__",
         "_actions",
         "_bind_again",
-        "_communicator",
         "_entry",
         "_evaluates",
         "_inputs",
@@ -76,10 +75,12 @@ class DirectPlan:
         "_replays",
         "_streams",
         "_turn",
+        "communicator",
     )
 
     def __init__(self, executable: Executable, plan: Plan, communicator: Communicator) -> None:
-        self._communicator: Communicator | None = communicator
+        self.communicator: Communicator | None = communicator
+        """None once the groups are closed that it is bound to."""
         self._entry = None
         if plan.agreements:
             self._entry = communicator.entry(plan.agreements, plan.fetches)
@@ -91,6 +92,8 @@ class DirectPlan:
         self._bind_again = lambda: DirectPlan(executable, plan, communicator)
         made = _made_before(executable, plan, communicator) if has_streams else None
         bound = [found for found in plan.bound if made is None or found.makes not in made]
+        while self._streams is None and bound and bound[-1].is_letting_go:
+            bound.pop()  # what a call has goes with it
         binding = _Binding(communicator, self._streams, bound)
         self._actions = tuple(binding.bind_all())
         self._meetings = binding.meetings
@@ -115,13 +118,8 @@ class DirectPlan:
 
     def forget(self) -> None:
         """The groups are closed: whoever runs the plan again binds it anew."""
-        self._actions, self._communicator, self._entry = (_refuse,), None, None
+        self._actions, self.communicator, self._entry = (_refuse,), None, None
         self._replays = None
-
-    def is_of(self, communicator: Communicator) -> bool:
-        """Whether what was looked up is what there is now."""
-        entry = self._entry
-        return communicator is self._communicator and (entry is None or entry.is_of(communicator))
 
     def run(
         self, slots: Slots, call: Call | None, drawing: Draw | None = None
@@ -141,10 +139,19 @@ class DirectPlan:
         log = None
         try:
             if self._entry is not None:
-                log = self._entry.enter(call, slots[: self._inputs])
+                log = self._entry.enter(call, slots)  # as yet, no tensors but the inputs
             if drawing is not None:  # before anything is posted
                 drawing(slots)
-            return self._run(slots) if self._streams is None else self._run_on(self._streams, slots)
+            if self._streams is not None:
+                return self._run_on(self._streams, slots)
+            to_come = iter(self._actions)  # as in `_run`, which would be a frame more
+            try:
+                for act in to_come:
+                    act(slots)
+            except BaseException as error:
+                self._fail(error, to_come)
+                raise
+            return [slots[place] for place in self._outputs]
         finally:
             if log is not None:
                 log.leave()
@@ -175,21 +182,24 @@ class DirectPlan:
             raise
 
     def _run(self, slots: Slots) -> list[torch.Tensor]:
-        actions = self._actions
-        to_come = iter(actions)
+        to_come = iter(self._actions)
         try:
             for act in to_come:
                 act(slots)
         except BaseException as error:
-            done = len(actions) - sum(1 for _ in to_come)
-            if done <= self._meetings:  # peers count on the rank until its last wait
-                self._give_up(error)
+            self._fail(error, to_come)
             raise
         return [slots[place] for place in self._outputs]
 
+    def _fail(self, error: BaseException, to_come: Iterator[Act]) -> None:
+        """An action has failed: peers count on the rank until its last wait."""
+        done = len(self._actions) - sum(1 for _ in to_come)
+        if done <= self._meetings:
+            self._give_up(error)
+
     def _give_up(self, error: BaseException) -> None:
-        if self._communicator is not None:
-            self._communicator.give_up(f"{type(error).__name__}: {error}")
+        if self.communicator is not None:
+            self.communicator.give_up(f"{type(error).__name__}: {error}")
 
 
 def replays_of(executable: Executable) -> list[Replays]:
@@ -276,11 +286,10 @@ class _Binding:
         communicator = self._communicator
         asked = found.asks or found.tells
         match asked:
-            case PostCollective(sized, src, out):
+            case PostCollective(sized):
                 collective = self._posted[sized.number] = DirectCollective(communicator, sized)
                 self._posted_on[sized.number] = found.stream
-                put = collective.perform if is_awaited else collective.post
-                return lambda slots: put(slots[src], slots[out])
+                return _performing(collective, asked) if is_awaited else _posting(collective, asked)
             case PostTransfer():
                 return self._bind_transfer(asked, found.stream)
             case ReserveSlot(chunk, slot, piece):
@@ -339,6 +348,37 @@ class _Binding:
             await_mark(slots)
 
         return wait
+
+
+def _posting(collective: DirectCollective, asked: PostCollective) -> Act:
+    """What posts a collective, which is awaited later."""
+    src, out, in_place = asked.src, asked.out, asked.in_place
+
+    def post(slots: Slots) -> None:
+        if in_place:
+            slots[out] = slots[src]
+        collective.post(slots[src], slots[out])
+
+    return post
+
+
+def _performing(collective: DirectCollective, asked: PostCollective) -> Act:
+    """What posts a collective and awaits it at once."""
+    src, out, in_place = asked.src, asked.out, asked.in_place
+
+    def perform(slots: Slots) -> None:
+        source = slots[src]
+        if in_place:
+            slots[out] = source
+        result, start = slots[out], collective.quick
+        if start is None or not (source.is_contiguous() and result.is_contiguous()):
+            collective.perform(source, result)
+            return
+        work = start(result, source)  # as in `perform`, with a frame less
+        if work is not None:
+            collective.follow(work)
+
+    return perform
 
 
 def _refuse(slots: Slots) -> None:

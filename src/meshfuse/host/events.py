@@ -83,13 +83,17 @@ class AwaitMark:
 @final
 @frozen_dataclass
 class PostCollective:
-    """What posts a collective of a plan, from one slot into the tensor in another."""
+    """What posts a collective of a plan, from one slot into the tensor in another; `in_place`: into
+    the source itself, which is in that other slot, too, from then on."""
 
     collective: SizedCollective
     src: int
     out: int
+    in_place: bool = False
 
     def act(self, slots: list[Any]) -> Post:
+        if self.in_place:
+            slots[self.out] = slots[self.src]
         return Post(self.collective.request(slots[self.src], slots[self.out]))
 
 

@@ -144,7 +144,7 @@ class FreeStep(Step):
         for team, slot in self.shared:
             yield Bound.asking(GiveBackSlot(team, slot), self.traced)
         if self.freed:
-            yield Bound(self.bind(sizes), self.traced, is_idle=True)
+            yield Bound(self.bind(sizes), self.traced, is_idle=True, is_letting_go=True)
 
 
 @bind_step.register

@@ -130,13 +130,12 @@ class Executable:
     `prologue`: the arithmetic on scalars that sizes depend on. `symbols`: what its sizes name.
     `evaluates`: operations run through torch. `sizes_are_scalars`: sizes depend on the values of
     scalars, too. `sequences` are what it must agree on with other ranks. `drawing`: of random
-    numbers. `device`: where it runs.
+    numbers. `device`: where it runs. `vacant`: the slots behind the inputs, before anything is run.
     """
 
     __slots__ = (
         "_coordinates",
         "_demands",
-        "_empty",
         "_evaluate",
         "_names",
         "_origins",
@@ -155,6 +154,7 @@ class Executable:
         "sequences",
         "sizes_are_scalars",
         "steps",
+        "vacant",
     )
 
     def __init__(
@@ -177,7 +177,7 @@ class Executable:
         self.steps = tuple(steps)
         self.outputs = tuple(names.slots[o.buffer] for o in program.outputs if o.alias is None)
         self._names = names
-        self._empty = [None] * (len(names.slots) - len(program.inputs))
+        self.vacant = [None] * (len(names.slots) - len(program.inputs))
         self._prologue = tuple(prologue)
         self._symbols = tuple(symbols)
         self._tensors = tuple(i for i, n in enumerate(program.inputs) if n in program.buffers)
@@ -235,7 +235,7 @@ class Executable:
 
     def slots(self, inputs: Sequence[Argument]) -> Slots:
         """The slots of a call, before anything has run."""
-        return [*inputs, *self._empty]
+        return [*inputs, *self.vacant]
 
     def only_plan(
         self, inputs: Sequence[Argument], given: Mapping[str, int] | None = None
@@ -379,9 +379,9 @@ def _awaited_at_once(bound: Sequence[Bound]) -> list[Bound]:
 
 def _taking_the_stream(found: Bound, following: Event | None) -> Bound:
     match found.asks:
-        case PostCollective(sized, src, out) if found.stream == CALLER:
+        case PostCollective(sized) if found.stream == CALLER:
             if following == AwaitWork(sized.number):
-                asked = PostCollective(replace(sized, at_once=True), src, out)
+                asked = replace(found.asks, collective=replace(sized, at_once=True))
                 return Bound.asking(asked, found.traced)
         case _:
             pass

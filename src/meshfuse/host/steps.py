@@ -49,7 +49,7 @@ from meshfuse.ir.axes import TensorName
 from meshfuse.ir.ops import Linear, MatMul
 from meshfuse.ir.schedule import MemoryType
 from meshfuse.runtime.allocate import allocator, as_dense, dense_strides
-from meshfuse.runtime.bound_exprs import Scope
+from meshfuse.runtime.bound_exprs import Apply, Compute, Scope
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.evaluate_ops import Environment
 from meshfuse.runtime.executors import ALONE_IDS, ExecutorIds, ExprEvalExecutor, KernelExecutor
@@ -201,22 +201,26 @@ class EvaluateStep(Step):
         room = 0 if self.sent is None else self.sent.padding(sizes.symbols)[0]
         if room:
             return self._bind_with_room(scope, sizes.values, room)
-        run = self.executor.bind(scope, self.node.into, is_added=self.node.adds(sizes.symbols))
-        if not self.results:
-            return run
         values = iter(sizes.values)
         wanted = [
-            (result.slot, shape, dense_strides(shape, result.order), result)
+            (result, shape, dense_strides(shape, result.order))
             for result in self.results
             for shape in [tuple(islice(values, result.rank))]
         ]
+        if self.node.into is None and len(wanted) == 1:
+            compute = self.executor.bind_one(scope)
+            if compute is not None:
+                return _evaluating(compute, *wanted[0])
+        run = self.executor.bind(scope, self.node.into, is_added=self.node.adds(sizes.symbols))
+        if not wanted:
+            return run
 
         def evaluate(slots: Slots) -> None:
             run(slots)
-            for slot, shape, strides, result in wanted:
-                value = slots[slot]
+            for result, shape, strides in wanted:
+                value = slots[result.slot]
                 if value.stride() != strides or value.shape != shape or value.dtype != result.dtype:
-                    slots[slot] = _as_wanted(value, result, shape)
+                    slots[result.slot] = _as_wanted(value, result, shape)
 
         return evaluate
 
@@ -231,6 +235,31 @@ class EvaluateStep(Step):
             write(slots)
 
         return evaluate
+
+
+def _evaluating(
+    compute: Compute, result: Result, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> Action:
+    """What puts the one result of an expression into its slot."""
+    slot, dtype = result.slot, result.dtype
+
+    def evaluate(slots: Slots) -> None:
+        value = compute(slots)
+        if value.stride() != strides or value.shape != shape or value.dtype != dtype:
+            value = _as_wanted(value, result, shape)
+        slots[slot] = value
+
+    if not isinstance(compute, Apply):
+        return evaluate
+    function, first, second = compute.function, compute.first, compute.second
+
+    def apply(slots: Slots) -> None:
+        value = function(slots[first], slots[second])
+        if value.stride() != strides or value.shape != shape or value.dtype != dtype:
+            value = _as_wanted(value, result, shape)
+        slots[slot] = value
+
+    return apply
 
 
 def _as_wanted(value: torch.Tensor, result: Result, shape: tuple[int, ...]) -> torch.Tensor:
@@ -329,17 +358,12 @@ class PostStep(Step):
         return self._asked(sizes).act
 
     def expand(self, sizes: Sizes) -> Iterator[Bound]:
-        if self.in_place:
-            yield Bound(self._name_result)
         yield Bound.asking(self._asked(sizes), self.traced)
-
-    def _name_result(self, slots: Slots) -> None:
-        slots[self.out] = slots[self.src]
 
     def _asked(self, sizes: Sizes) -> PostCollective:
         number = self.collective.number + sizes.iteration * self.stride
         sized = replace(self.collective.at(sizes.symbols, self.device), number=number)
-        return PostCollective(sized, self.src, self.out)
+        return PostCollective(sized, self.src, self.out, self.in_place)
 
 
 @bind_step.register

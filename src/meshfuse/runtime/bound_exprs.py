@@ -62,6 +62,21 @@ Slots = Any
 Compute = Callable[[Slots], torch.Tensor]
 """Makes the one result of an expression."""
 
+
+@final
+@frozen_dataclass
+class Apply:
+    """A Compute that calls a function of torch on what lies in two slots. Who knows that calls it
+    directly: in a small program on a GPU a frame counts."""
+
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    first: int
+    second: int
+
+    def __call__(self, slots: Slots) -> torch.Tensor:
+        return self.function(slots[self.first], slots[self.second])
+
+
 Write = Callable[[Slots, torch.Tensor], object]
 """Leaves it in a tensor of its shape and type, or adds it to that."""
 
@@ -313,8 +328,7 @@ def _(expr: Reduction, scope: Scope) -> Compute:
 
 @bind_expr.register
 def _(expr: MatMul, scope: Scope) -> Compute:
-    a, b = scope.slots[expr.a], scope.slots[expr.b]
-    return lambda slots: torch.matmul(slots[a], slots[b])
+    return Apply(torch.matmul, scope.slots[expr.a], scope.slots[expr.b])
 
 
 @bind_expr.register
@@ -323,7 +337,7 @@ def _(expr: Linear, scope: Scope) -> Compute | None:
         return None
     src, weight = scope.slots[expr.src], scope.slots[expr.weight]
     if expr.bias is None:
-        return lambda slots: functional.linear(slots[src], slots[weight])
+        return Apply(functional.linear, src, weight)
     bias = scope.slots[expr.bias]
     return lambda slots: functional.linear(slots[src], slots[weight], slots[bias])
 

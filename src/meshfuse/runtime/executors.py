@@ -26,7 +26,7 @@ from meshfuse.ir.ops import Expr, LibraryExpr
 from meshfuse.ir.printer import op_name
 from meshfuse.ir.program import Program
 from meshfuse.kernel.nodes import IndexName, ValueName
-from meshfuse.runtime.bound_exprs import Scope, Slots, bind_exprs
+from meshfuse.runtime.bound_exprs import Compute, Scope, Slots, bind_expr, bind_exprs
 from meshfuse.runtime.compile import KernelCompiler
 from meshfuse.runtime.evaluate_into import evaluate_into
 from meshfuse.runtime.evaluate_ops import Environment, run_expressions
@@ -195,6 +195,12 @@ class ExprEvalExecutor(Executor):
         if self._exprs is None:
             raise InvariantError(f"{self.work.name} is bound before it is compiled")
         return bind_exprs(self._exprs, scope, into, is_added=is_added)
+
+    def bind_one(self, scope: Scope) -> Compute | None:
+        """What makes the result of the only expression, if there is but one that makes but one."""
+        if self._exprs is None or len(self._exprs) != 1:
+            return None
+        return bind_expr(self._exprs[0], scope)
 
     def run_into(self, env: Environment, given: Collection[TensorName]) -> None:
         """As `run`, but outputs among `given` exist in `env` and are written to.

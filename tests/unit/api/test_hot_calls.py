@@ -160,7 +160,7 @@ def test_shards_of_one_size_are_of_several_wholes() -> None:
         DistributedTensor.made_of(torch.ones(2, 4), sharding, (count, 4)) for count in (3, 4, 4)
     )
     guard = guard_of([four])
-    assert guard is not None and guard([again]) and not guard([three])
+    assert guard is not None and guard(again) and not guard(three)
     assert facts_of_inputs([four]) == facts_of_inputs([again]) != facts_of_inputs([three])
 
 

@@ -208,7 +208,7 @@ def test_what_lies_as_it_is_sent_is_not_copied(
     monkeypatch.setattr(
         collectives,
         "start_of",
-        lambda backend, request: lambda src, out: sent.append(src.data_ptr()),
+        lambda backend, request: lambda out, src: sent.append(src.data_ptr()),
     )
     peers = peers_over(backend)
     for rank in (0, 1):
@@ -230,7 +230,7 @@ def test_what_is_scattered_may_lie_otherwise_in_each_call(
 ) -> None:
     """Both ranks have the same terms, and the sum is there at once, as on the current stream."""
 
-    def add_up(src: torch.Tensor, out: torch.Tensor) -> None:
+    def add_up(out: torch.Tensor, src: torch.Tensor) -> None:
         out.view(-1).copy_(2 * src.view(2, -1)[rank])
 
     monkeypatch.setattr(collectives, "start_of", lambda backend, request: add_up)
@@ -368,7 +368,7 @@ class Memory:
     def bind(self, kind: str, transfer: Transfer) -> Any:
         self.bound += 1
 
-        def start(src: torch.Tensor, out: torch.Tensor) -> None:
+        def start(out: torch.Tensor, src: torch.Tensor) -> None:
             if not transfer.is_own:
                 out.copy_(-src)
 
@@ -376,7 +376,7 @@ class Memory:
 
     def post(self, request: CollectiveRequest) -> Any:
         assert request.transfer is not None
-        self.bind(request.collective, request.transfer)(request.src, request.out)
+        self.bind(request.collective, request.transfer)(request.out, request.src)
         return groups.Posting(request)
 
 

@@ -28,7 +28,7 @@ def fetch(
 ) -> torch.Tensor:
     transfer = Transfer(transport._arena.place, sources, src.nbytes, (number,))
     out = src if transfer.is_own else torch.zeros_like(src)
-    transport.bind("fetch", transfer)(src, out)
+    transport.bind("fetch", transfer)(out, src)
     return out
 
 
@@ -92,7 +92,7 @@ def test_only_fetches_tell_their_owners_beside_what_comes_next(collective: str) 
         assert isinstance(link, MemoryLink)
         src, owner = torch.full((5,), arena.place), 1 - arena.place
         transport.bind(collective, Transfer(arena.place, (1, 0), src.nbytes, (3,)))(
-            src, src.clone()
+            src.clone(), src
         )
         arrived, told = link.done[-2:]
         assert (arrived[0], told[0]) == (None, owner)
@@ -117,7 +117,7 @@ def test_what_is_made_in_allocated_memory_is_not_copied(
         source = (arena.place + 1) % ranks
         sources = tuple((k + 1) % ranks for k in range(ranks))
         out = torch.zeros_like(src)
-        transport.bind("deliver", Transfer(arena.place, sources, src.nbytes, (7,)))(src, out)
+        transport.bind("deliver", Transfer(arena.place, sources, src.nbytes, (7,)))(out, src)
         assert torch.equal(out, torch.full_like(out, value + source))
 
     def work(arena: Arena) -> None:
@@ -132,7 +132,7 @@ def test_what_is_made_in_allocated_memory_is_not_copied(
                 owner = sources[arena.place]
                 wanted = torch.full((lengths[owner],), 10 * n + owner)
                 out = made if transfer.is_own else torch.zeros_like(wanted)
-                transport.bind("fetch", transfer)(made, out)
+                transport.bind("fetch", transfer)(out, made)
                 assert torch.equal(out, wanted)
             for _ in range(draw.choice([0, FIRST_SLOTS])):
                 deliver(transport, 2000 * n)
