@@ -43,7 +43,7 @@ from meshfuse.api.overlap_choice import OverlapChoice, Overlapping, read_overlap
 from meshfuse.api.prepared import Prepared
 from meshfuse.api.prepared_calls import PreparedCalls
 from meshfuse.api.profiling import CallProfiler, FusionProfile, active_profiler
-from meshfuse.api.results import public_sharding, wrap_result
+from meshfuse.api.results import plain_result, public_sharding, wrap_result
 from meshfuse.api.sharding import Sharding
 from meshfuse.api.user_schedule import UserSchedules
 from meshfuse.base.bounded import BoundedTable
@@ -352,7 +352,7 @@ class FusionExecutorCache:
         """The outputs as users get them. The call becomes the most recent one."""
         self._last = bound.prepared
         if not self.frozen_program().meshes:
-            return [value.detach() if value.requires_grad else value for value in outputs]
+            return [plain_result(output) for output in outputs]
         program = executable.program
         shapes = executable.result_shapes(bound.arguments, bound.given)
         shown = [s for s, o in zip(shapes, program.outputs, strict=True) if o.alias is None]

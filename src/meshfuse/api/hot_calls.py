@@ -83,9 +83,10 @@ class HotCall:
 
     `terms`, `count` of inputs and `fits` say which calls: see guard_of. By position: `shards` are
     DistributedTensors, `detached` tensors that require grad, `reals` numbers that must be floats.
-    `placed` are the results on a mesh. `given` are the global sizes that the caller says. `kept`
-    are shardings that the facts know by identity, which is theirs while they live. `plan`: of all
-    such calls; None where sizes depend on the values of numbers, too.
+    `placed` are the results on a mesh, `views` those of others that are views: see plain_result.
+    `given` are the global sizes that the caller says. `kept` are shardings that the facts know by
+    identity, which is theirs while they live. `plan`: of all such calls; None where sizes depend on
+    the values of numbers, too.
     """
 
     terms: Terms
@@ -97,6 +98,7 @@ class HotCall:
     detached: tuple[int, ...]
     reals: tuple[int, ...]
     placed: tuple[Placed, ...]
+    views: tuple[int, ...]
     given: Mapping[str, int]
     kept: tuple[Sharding, ...]
     plan: Plan | None
@@ -133,6 +135,8 @@ class HotCall:
             found = run_planned(executable, plan, slots, communicator, None, call)
         for place, give, sharding, shape in self.placed:
             found[place] = give(found[place], sharding, shape)
+        for place in self.views:
+            found[place] = found[place].detach()
         return found
 
     def _take(self, inputs: Sequence[Any]) -> list[Argument]:
@@ -251,6 +255,7 @@ def remember_call(
             if isinstance(taken, float) and not isinstance(value, float)
         ),
         placed,
+        _views(outputs, results),
         given,
         tuple(value.sharding for _, value in shards),
         executable.only_plan(arguments, given),
@@ -267,3 +272,12 @@ def _giving(outputs: Sequence[torch.Tensor], place: int, arguments: Sequence[Arg
     is_known = any(output is other for other in (*arguments, *outputs[:place]))
     is_new = not (is_known or output._is_view())
     return DistributedTensor.made_of if is_new else DistributedTensor.of_checked
+
+
+def _views(outputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """The places of plain results that are detached outputs, not the outputs themselves."""
+    return tuple(
+        place
+        for place, (output, result) in enumerate(zip(outputs, results, strict=True))
+        if result is not output and not isinstance(result, DistributedTensor)
+    )

@@ -11,16 +11,24 @@ from meshfuse.dist.tensor import DistributedTensor
 from meshfuse.facts import sharding as facts
 
 
+def plain_result(output: torch.Tensor) -> torch.Tensor:
+    """`output` without grad, sharing memory.
+
+    Not a view: programs run while no grad is recorded, and what torch makes a view then it refuses
+    to change in place where grad is. Which results are views the compiler decides, not the user.
+    """
+    return output.detach() if output.requires_grad or output._is_view() else output
+
+
 def wrap_result(
     local: torch.Tensor, sharding: facts.Sharding, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """`local` itself, without grad, or a DistributedTensor over it where it lies on a mesh.
+    """A `plain_result`, or a DistributedTensor over `local` where it lies on a mesh.
 
     `shape` is the global one; extents of the sharding are numbered by it.
     """
-    local = local.detach() if local.requires_grad else local
     if sharding.mesh is None:
-        return local
+        return plain_result(local)
     return DistributedTensor(local, number_digits(sharding, shape), shape)
 
 
