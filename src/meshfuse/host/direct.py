@@ -262,7 +262,7 @@ class _Binding:
 
     def bind_all(self) -> Iterator[Act]:
         """Actions that do all that is to be done. A collective that is awaited at once is one."""
-        following = [*self._bound[1:], None]
+        following = [*self._bound, None][1:]
         current, number = CALLER, 0
         performed: Event | None = None  # the latest wait that comes with its collective
         for found, after in zip(self._bound, following, strict=True):

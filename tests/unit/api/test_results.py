@@ -121,3 +121,17 @@ def test_what_is_no_view_is_the_result_itself() -> None:
         assert view._is_view() and not own._is_view()
         assert (own.data_ptr(), own.stride()) == (x.data_ptr(), (1, 4))
     assert not plain_result(x.requires_grad_()).requires_grad
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_results_that_are_inputs(count: int) -> None:
+    """Nothing is to be done, and nothing is let go of."""
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 4], contiguity=True)
+        for _ in range(count):
+            fd.add_output(x)
+    for size in (3, 0, 3):
+        value = torch.randn(size, 4)
+        results = fd.execute([value])
+        assert len(results) == count
+        assert all(torch.equal(result, value) for result in results)
