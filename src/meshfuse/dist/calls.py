@@ -16,8 +16,6 @@ from typing import final
 
 import torch.distributed as dist
 
-from meshfuse.base.errors import UserError
-
 _ANY = "any refused"
 
 
@@ -25,29 +23,40 @@ Call = tuple[str, int]
 """A program, by a text that all ranks have, and the number of one of its calls, from 1."""
 
 
+IN_ANOTHER_THREAD = (
+    "execute: another thread of this rank executes a definition that communicates; ranks cannot "
+    "tell which calls belong together: let one thread make them all, or one after the other in the "
+    "same order on all ranks"
+)
+
+
 @final
 class CallLog:
     """The calls of one rank that may communicate, and the part of the store where ranks say what
-    they refused."""
+    they refused.
+
+    `turn` is held for the call that goes to its collectives: ranks would pair those of several at
+    random. `current` is that call, `entered` the latest.
+    """
 
     __slots__ = (
         "_counts",
-        "_entered",
         "_has_refused",
         "_refused",
         "_store",
-        "_turn",
         "current",
+        "entered",
+        "turn",
     )
 
     def __init__(self, rank: int, store: dist.Store) -> None:
         self.current: Call | None = None
-        self._entered: Call | None = None
+        self.entered: Call | None = None
         self._has_refused = False
         self._counts: dict[str, int] = {}
         self._store = store
         self._refused = str(rank)
-        self._turn = Lock()
+        self.turn = Lock()
 
     def count(self, program: str) -> Call:
         """A call of this program begins; what was refused may have been mended."""
@@ -57,27 +66,15 @@ class CallLog:
         number = self._counts[program] = self._counts.get(program, 0) + 1
         return program, number
 
-    def enter(self, call: Call | None) -> None:
-        """The call goes to its collectives; `leave` follows.
-
-        Raises UserError while another thread is in one: ranks would pair their calls at random.
-        """
-        if not self._turn.acquire(blocking=False):
-            raise UserError(
-                "execute: another thread of this rank executes a definition that communicates; "
-                "ranks cannot tell which calls belong together: let one thread make them all, or "
-                "one after the other in the same order on all ranks"
-            )
-        self.current = self._entered = call
-
     def leave(self) -> None:
+        """The call that CallEntry.enter let in is done with its collectives."""
         self.current = None
-        self._turn.release()
+        self.turn.release()
 
     def refuse(self, call: Call, error: BaseException) -> None:
         """Tell the peers that this rank does not come to the collectives of a call, which ended
         with `error`. Not of one that has entered: its peers learn in other ways."""
-        if call is self._entered:
+        if call is self.entered:
             return
         self._has_refused = True
         reason = f"{type(error).__name__}: {error}"

@@ -30,7 +30,7 @@ from meshfuse.base.options import options_from_environment
 from meshfuse.dist import collectives
 from meshfuse.dist.agreement import Agreement, CommunicationSequence, find_difference
 from meshfuse.dist.attachment import Attachment, Bound, attach
-from meshfuse.dist.calls import Call, CallLog
+from meshfuse.dist.calls import IN_ANOTHER_THREAD, Call, CallLog
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.deadlines import read_timeout
 from meshfuse.dist.groups import CONTROL, Group, form_group
@@ -85,7 +85,9 @@ class CallEntry:
         """
         attachment = self._attachment
         calls = attachment.calls
-        calls.enter(call)
+        if not calls.turn.acquire(blocking=False):
+            raise UserError(IN_ANOTHER_THREAD)
+        calls.current = calls.entered = call
         try:
             for history, agreement in self._agreed:
                 if not history.has_followed(agreement.key):

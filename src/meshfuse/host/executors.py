@@ -157,9 +157,6 @@ def run_planned(
     drawing = executable.drawing
     draw = None if drawing is None else partial(_draw_into, drawing, communicator)
     if trace is None and not plan.takes_turns:
-        for direct in plan.direct:  # once more here: no frame in each call for what is bound
-            if direct.communicator is communicator:
-                return direct.run(slots, call, draw)
         return direct_plan(executable, plan, communicator).run(slots, call, draw)
     with torch.no_grad(), without_autocast(), ExitStack() as ends:
         if plan.agreements:

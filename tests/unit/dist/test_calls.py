@@ -5,17 +5,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch.distributed as dist
 
 from meshfuse.base.errors import UserError
-from meshfuse.dist.calls import CallLog
-from meshfuse.dist.communicator import Communicator
+from meshfuse.dist.calls import Call, CallLog
+from meshfuse.dist.communicator import CallEntry, Communicator
 
 
 def make_logs() -> tuple[CallLog, CallLog]:
     store = dist.HashStore()
     return CallLog(0, store), CallLog(1, store)
+
+
+def enter(log: CallLog, call: Call | None) -> None:
+    """The call comes to its collectives, on which ranks need not agree."""
+    attachment: Any = SimpleNamespace(calls=log)
+    CallEntry(Communicator({}), attachment, (), has_readers=False).enter(call)
 
 
 def refuse(log: CallLog, program: str) -> None:
@@ -26,20 +35,20 @@ def test_a_refusal_reaches_those_in_the_same_call_only() -> None:
     mine, other = make_logs()
     refuse(other, "p")
     assert mine.refusals([1]) == {}, "this rank is in no call"
-    mine.enter(mine.count("p"))
+    enter(mine, mine.count("p"))
     told = "did not come, as its call was refused: ValueError: an odd shape"
     assert mine.refusals([1]) == {1: told}
     mine.leave()
-    mine.enter(mine.count("p"))
+    enter(mine, mine.count("p"))
     assert mine.refusals([1]) == {}, "the second call is another one"
     mine.leave()
-    mine.enter(mine.count("q"))
+    enter(mine, mine.count("q"))
     assert mine.refusals([1]) == {}
 
 
 def test_a_refusal_ends_with_the_next_call() -> None:
     mine, other = make_logs()
-    mine.enter(mine.count("p"))
+    enter(mine, mine.count("p"))
     refuse(other, "p")
     assert mine.refusals([1])
     other.count("p")
@@ -48,20 +57,20 @@ def test_a_refusal_ends_with_the_next_call() -> None:
 
 def test_a_call_that_came_to_its_collectives_is_not_refused() -> None:
     mine, other = make_logs()
-    mine.enter(mine.count("p"))
+    enter(mine, mine.count("p"))
     call = other.count("p")
-    other.enter(call)
+    enter(other, call)
     other.refuse(call, ValueError("an odd kernel"))
     assert mine.refusals([1]) == {}
 
 
 def test_one_call_at_a_time() -> None:
     mine, _ = make_logs()
-    mine.enter(None)
+    enter(mine, None)
     with pytest.raises(UserError, match="another thread of this rank executes"):
-        mine.enter(None)
+        enter(mine, None)
     mine.leave()
-    mine.enter(None)
+    enter(mine, None)
 
 
 def test_a_call_without_peers_tells_nobody() -> None:
