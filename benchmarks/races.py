@@ -1,10 +1,9 @@
-"""Variants timed in turns, round by round, each in another order, so that clocks and power are on
-average the same for all."""
+"""Variants timed in turns, round by round, in orders in which each comes behind each other one
+equally often, so that clocks and power are on average the same for all."""
 
 from __future__ import annotations
 
 import math
-import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -13,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from ranks import Job
 
-SEED = 11
-"""Of the orders in which variants come."""
+from meshfuse.base.turns import balanced_orders
 
 Call = Callable[[int], object]
 """One call of a variant, with its number, by which it may choose among inputs."""
@@ -61,17 +59,17 @@ def race(
 ) -> dict[str, Times]:
     """Each variant `iterations` times in a row, in each of `rounds`; `warm_up` calls come first.
 
-    Each round has an order of its own, the same on all ranks: behind one that kept a GPU busy all
-    the time, another finds less power left than behind one that waited for transfers.
+    Behind one that kept a GPU busy all the time, another finds less power left than behind one that
+    waited for transfers: see balanced_orders. The same on all ranks.
     """
     for call in calls.values():
         for number in range(warm_up):
             call(number)
     found: dict[str, list[float]] = {name: [] for name in calls}
-    draw = random.Random(SEED)
-    for turn in range(rounds):
+    names = list(calls)
+    for turn, order in zip(range(rounds), balanced_orders(len(names)), strict=False):
         job.keep_watch()
-        for name in draw.sample(list(calls), len(calls)):
+        for name in (names[place] for place in order):
             found[name].append(_time(job, calls[name], iterations, turn * iterations))
     times: dict[str, Times] = {}
     for name, own in found.items():

@@ -1,25 +1,27 @@
 """Forms of a program run against one another, and which of them is to be kept.
 
-Rounds are interleaved, so that what slows the machine down slows all forms. Behind the plain form
-the others go to and fro: one that comes behind another which kept a GPU busy all the time finds
-less power left. Ranks get to know that order, and agree on it without a word. A form takes the
-place of the plain one only if it is quicker beyond doubt: times are compared round by round, and
-the upper end of a confidence interval of the median ratio counts, which no single outlier moves.
+Rounds are interleaved, so that what slows the machine down slows all forms, and each comes behind
+each other one equally often: behind one that kept a GPU busy all the time there is less power left,
+and behind itself a form finds the host warm. One takes the place of the plain form only if it is
+quicker beyond doubt: times are compared round by round, and the upper end of a confidence interval
+of the median ratio counts, which no single outlier moves.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from statistics import median
 from typing import Final, Protocol, final
 
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
+from meshfuse.base.turns import balanced_orders
 from meshfuse.facts.overlap_form import PLAIN, Overlap
 
 WARM_UP_ROUNDS: Final = 2
-"""In the second, ranks know one order in which forms follow one another."""
+"""By the second, all is compiled and allocated."""
 ROUNDS: Final = 15
 """Of which three may be spoilt by something else before a better form is not seen to be better."""
 WORTH_IT: Final = 0.95
@@ -85,21 +87,14 @@ def race(forms: Sequence[Overlap], track: Track) -> tuple[RaceRow, ...]:
     (slowest,) = track.slowest([plain])
     calls = max(1, min(MOST_CALLS, ROW_NANOSECONDS // max(slowest, 1)))
     times: dict[Overlap, list[Nanoseconds]] = {form: [] for form in running}
-    for turn in range(ROUNDS):
-        for form in _in_order(running, turn):
+    for order in islice(balanced_orders(len(running)), ROUNDS):
+        for form in (running[place] for place in order):
             times[form].append(track.run(form, calls))
     flat = track.slowest([taken for form in running for taken in times[form]])
     if len(flat) != ROUNDS * len(running):
         raise InvariantError(f"a race of {len(running)} forms has {len(flat)} times")
     found = {form: flat[k * ROUNDS : (k + 1) * ROUNDS] for k, form in enumerate(running)}
     return tuple(_row(form, found, errors) for form in (PLAIN, *forms))
-
-
-def _in_order(running: Sequence[Overlap], turn: int) -> Sequence[Overlap]:
-    """As forms follow one another in a round: the first, and the others to and fro. None comes
-    behind itself, which would find the host warm and the device as it left it."""
-    first, *others = running
-    return [first, *(others if turn % 2 == 0 else others[::-1])]
 
 
 def _warm_up(running: list[Overlap], track: Track, errors: dict[Overlap, str]) -> Nanoseconds:

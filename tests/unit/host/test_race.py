@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -98,13 +99,14 @@ def test_a_form_that_is_required_need_not_be_quicker() -> None:
     assert chosen(raced(always(14), always(12)), is_required=True) == FOUR
 
 
-def test_rounds_go_to_and_fro_and_the_first_do_not_count() -> None:
+def test_none_comes_behind_itself_and_the_first_rounds_do_not_count() -> None:
     track = raced(lambda k: 1000 if k < WARM_UP_ROUNDS else 5, always(12))
     rows = race([TWO, FOUR], track)
-    there, back = [PLAIN, TWO, FOUR], [PLAIN, FOUR, TWO]
-    rounds = WARM_UP_ROUNDS * [there] + [back if turn % 2 else there for turn in range(ROUNDS)]
-    assert track.ran == [form for turn in rounds for form in turn]
-    assert all(form != following for form, following in pairwise(track.ran))
+    assert all(track.ran.count(form) == WARM_UP_ROUNDS + ROUNDS for form in (PLAIN, TWO, FOUR))
+    raced_in_turn = track.ran[3 * WARM_UP_ROUNDS :]
+    assert all(form != following for form, following in pairwise(raced_in_turn))
+    behind = Counter(pairwise(raced_in_turn))
+    assert len(behind) == 6 and max(behind.values()) - min(behind.values()) <= 4, behind
     assert rows[1] == RaceRow(TWO, 5.0, 0.5, 0.5)
 
 
