@@ -3,7 +3,8 @@
     torchrun --nproc-per-node=2 benchmarks/overlap.py --out overlap.json
 
 Every variant's result is compared with float32 first; then all take turns, round by round, in
-rows of eight calls, or of as many as the product alone makes in 10 ms. The limit is that of the
+rows of eight calls, or of as many as the product alone makes in 10 ms, behind one that is not
+timed. The limit is that of the
 same run: the product alone or the transfer alone, whichever takes longer. `torch` is the backend's
 collective and torch's product; `async TP` are torch's fused operations on symmetric memory. The
 transfer alone is a copy out of the peers' memory for an all-gather, else the backend's own
