@@ -4,12 +4,11 @@
 
 Every variant's result is compared with float32 first; then all take turns, round by round, in
 rows of eight calls, or of as many as the product alone makes in 10 ms, behind one that is not
-timed. The limit is that of the
-same run: the product alone or the transfer alone, whichever takes longer. `torch` is the backend's
-collective and torch's product; `async TP` are torch's fused operations on symmetric memory. The
-transfer alone is a copy out of the peers' memory for an all-gather, else the backend's own
-collective. On GPUs x of an all-gather lies in symmetric memory for all, but for the variant with an
-ordinary x.
+timed. The limit is that of the same run: the product alone or the transfer alone, whichever takes
+longer. `torch` is the backend's collective and torch's product; `async TP` are torch's fused
+operations on symmetric memory. The transfer alone is a copy out of the peers' memory for an
+all-gather, else the backend's own collective. On GPUs x of an all-gather lies in symmetric memory
+for all, but for the variant with an ordinary x.
 """
 
 from __future__ import annotations
