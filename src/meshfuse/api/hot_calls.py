@@ -84,7 +84,7 @@ class HotCall:
 
     `terms`, `count` of inputs and `fits` say which calls: see guard_of. By position: `shards` are
     DistributedTensors, `detached` tensors that require grad, `reals` numbers that must be floats.
-    `placed` are the results on a mesh, `views` those of others that are views: see plain_result.
+    `placed` are the results on a mesh, `views` those of others that may be views: see plain_result.
     `given` are the global sizes that the caller says. `kept` are shardings that the facts know by
     identity, which is theirs while they live. `plan`: of all such calls; None where sizes depend on
     the values of numbers, too.
@@ -143,7 +143,8 @@ class HotCall:
         for place, give, sharding, shape in self.placed:
             found[place] = give(found[place], sharding, shape)
         for place in self.views:
-            found[place] = found[place].detach()
+            if found[place]._is_view():  # as plain_result, with a frame less
+                found[place] = found[place].detach()
         return found
 
     def _take(self, inputs: Sequence[Any]) -> list[Argument]:
@@ -162,16 +163,24 @@ def facts_of_inputs(inputs: Sequence[Any]) -> Facts | None:
     """What a call depends on, of plain tensors and numbers; None where others are among them.
 
     Numbers count by type, ints by whether they fit 32 bits or 64: no check asks more of their
-    values, and plans of sizes look at them again.
+    values, and plans of sizes look at them again. In torch's inference mode, and of what was made
+    there, torch knows no views: so that counts, too.
     """
-    facts: list[object] = []
+    facts: list[object] = [torch.is_inference_mode_enabled()]
     for value in inputs:
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             if value.layout is not torch.strided or value.is_neg():
                 return None
             facts.append(
-                (value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
+                (
+                    value.shape,
+                    value.stride(),
+                    value.dtype,
+                    value.device,
+                    value.requires_grad,
+                    value.is_inference(),
+                )
             )
         elif kind is DistributedTensor:
             if value.requires_grad or value.is_neg():
@@ -182,6 +191,7 @@ def facts_of_inputs(inputs: Sequence[Any]) -> Facts | None:
                     value.stride(),
                     value.dtype,
                     value.device,
+                    value.is_inference(),
                     id(value.sharding),
                     value.global_shape,
                 )
@@ -262,7 +272,7 @@ def remember_call(
             if isinstance(taken, float) and not isinstance(value, float)
         ),
         placed,
-        _views(outputs, results),
+        _views(outputs, results, arguments),
         given,
         tuple(value.sharding for _, value in shards),
         executable.only_plan(arguments, given),
@@ -281,10 +291,16 @@ def _giving(outputs: Sequence[torch.Tensor], place: int, arguments: Sequence[Arg
     return DistributedTensor.made_of if is_new else DistributedTensor.of_checked
 
 
-def _views(outputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """The places of plain results that are detached outputs, not the outputs themselves."""
+def _views(
+    outputs: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
+    arguments: Sequence[Argument],
+) -> tuple[int, ...]:
+    """The places of plain results that are detached outputs, not the outputs themselves; or that
+    are inputs: whether these are views no fact says."""
     return tuple(
         place
         for place, (output, result) in enumerate(zip(outputs, results, strict=True))
-        if result is not output and not isinstance(result, DistributedTensor)
+        if not isinstance(result, DistributedTensor)
+        if result is not output or any(output is argument for argument in arguments)
     )

@@ -123,6 +123,52 @@ def test_what_is_no_view_is_the_result_itself() -> None:
     assert not plain_result(x.requires_grad_()).requires_grad
 
 
+def viewed(x: torch.Tensor) -> torch.Tensor:
+    """A view of it that torch refuses to change in place where grad is recorded."""
+    with torch.no_grad():
+        return x[:]
+
+
+@torch.inference_mode()
+def inferred(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+KINDS = (torch.clone, viewed, inferred, torch.nn.Parameter)
+
+
+@pytest.mark.filterwarnings("ignore:input 0 requires grad")
+@pytest.mark.parametrize("is_inferring", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_calls_are_made_of_before_makes_no_difference(
+    kind: Callable[[torch.Tensor], torch.Tensor], is_inferring: bool
+) -> None:
+    """Inputs that are views, were made in inference mode or require grad; calls inside of that.
+    Results are inputs, views of them or neither; of a program that takes a number or does not."""
+    with FusionDefinition() as numbered:
+        x, factor = numbered.define_tensor([-1, 4], contiguity=True), numbered.define_scalar()
+        numbered.add_output(numbered.ops.permute(x, [1, 0]))
+        numbered.add_output(x)
+        numbered.add_output(numbered.ops.mul(x, factor))
+    with FusionDefinition() as plain:
+        x = plain.define_tensor([-1, 4], contiguity=True)
+        plain.add_output(plain.ops.permute(x, [1, 0]))
+        plain.add_output(x)
+    more = torch.nn.Parameter(torch.ones(()))
+    for fd, numbers in ((plain, []), (numbered, [2.0])):
+        for _ in range(2):
+            with torch.inference_mode(is_inferring):
+                fd.execute([kind(torch.randn(2, 4)), *numbers])
+            for other in (torch.clone, viewed, torch.clone):
+                x = torch.randn(2, 4)
+                values = x.clone()
+                transposed, *others = fd.execute([other(x), *numbers])
+                assert torch.equal(transposed, values.T)
+                for result in (transposed, *others):
+                    assert result.detach().add_(more).requires_grad
+                    assert result.add_(more).requires_grad
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_results_that_are_inputs(count: int) -> None:
     """Nothing is to be done, and nothing is let go of."""
