@@ -134,6 +134,12 @@ def a_shape_that_all_refuse(rank: int) -> list[str]:
     return [run(fd, 5), run(fd, 4), run(fd, 6), run(fd, 4)]
 
 
+def no_list_on_one_rank(rank: int) -> list[str]:
+    fd, shard = gathered(2.0, rows=8), torch.ones(4, 3)
+    assert run(fd, 4) == ""
+    return [error_of(lambda: fd.execute(shard if rank else [shard]))]
+
+
 def one_call_fewer(rank: int) -> list[str]:
     """Rank 1 goes on with something else."""
     fd = turned()
@@ -225,6 +231,7 @@ SCENARIOS: dict[str, Callable[[int], list[str]]] = {
         a_shape_that_one_rank_refuses,
         a_shape_that_one_rank_refuses_at_first,
         a_shape_that_all_refuse,
+        no_list_on_one_rank,
         one_call_fewer,
         one_comes_too_late,
         one_raises_between,
@@ -309,6 +316,10 @@ WANTED: dict[str, tuple[list[str], list[str]]] = {
     "a_shape_that_all_refuse": (
         ["UserError: Expected input 0", "", "UserError: Expected input 0", ""],
         ["UserError: Expected input 0", "", "UserError: Expected input 0", ""],
+    ),
+    "no_list_on_one_rank": (
+        ["all_gather .* rank 1 did not come, as its call was refused: UserTypeError: inputs are"],
+        ["UserTypeError: inputs are tensor.*; accepted is a list of tensors and numbers"],
     ),
     "one_call_fewer": (
         ["exchange number 0 .*: rank 0 waited 1 s, its deadline: rank 1 does not wait for it"],

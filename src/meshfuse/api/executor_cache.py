@@ -161,12 +161,12 @@ class FusionExecutorCache:
         `get_debug_output()` say about the call. `profiler` measures it, if it is given.
         """
         # no frame for what is as it was: a small program is as fast as its host
-        values = inputs if isinstance(inputs, list) else list_inputs(inputs)
         communicator = Communicator.instance()
         frozen = self._frozen or self.frozen_program()
         calls = communicator.calls if frozen.meshes else None
         call = None if calls is None else calls.count(frozen.key)
         try:  # as in communicator.in_call, which takes longer
+            values = inputs if isinstance(inputs, list) else list_inputs(inputs)
             kind = None
             if profiler is None and (profile or active_profiler() is not None):
                 profiler = CallProfiler()
