@@ -11,7 +11,6 @@ wait in the same call of the same program give up. Where all refuse alike, nobod
 from __future__ import annotations
 
 from collections.abc import Iterable
-from threading import Lock
 from typing import final
 
 import torch.distributed as dist
@@ -35,8 +34,10 @@ class CallLog:
     """The calls of one rank that may communicate, and the part of the store where ranks say what
     they refused.
 
-    `turn` is held for the call that goes to its collectives: ranks would pair those of several at
-    random. `current` is that call, `entered` the latest.
+    `turn` holds what stands for the call that goes to its collectives: ranks would pair those of
+    several at random. An interrupt comes behind any function; who has put what into a table finds
+    out then, and who has acquired a lock does not. `current` is that call, `entered` the latest
+    that does more than to look whether it is expected.
     """
 
     __slots__ = (
@@ -56,7 +57,7 @@ class CallLog:
         self._counts: dict[str, int] = {}
         self._store = store
         self._refused = str(rank)
-        self.turn = Lock()
+        self.turn: dict[None, object] = {}
 
     def count(self, program: str) -> Call:
         """A call of this program begins; what was refused may have been mended."""
@@ -69,7 +70,7 @@ class CallLog:
     def leave(self) -> None:
         """The call that CallEntry.enter let in is done with its collectives."""
         self.current = None
-        self.turn.release()
+        self.turn.clear()
 
     def refuse(self, call: Call, error: BaseException) -> None:
         """Tell the peers that this rank does not come to the collectives of a call, which ended

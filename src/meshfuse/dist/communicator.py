@@ -84,22 +84,26 @@ class CallEntry:
         while another thread is in a call, and as Communicator.agree does.
         """
         attachment = self._attachment
-        calls = attachment.calls
-        if not calls.turn.acquire(blocking=False):
-            raise UserError(IN_ANOTHER_THREAD)
-        calls.current = calls.entered = call
+        calls, mine = attachment.calls, [call]
         try:
+            if calls.turn.setdefault(None, mine) is not mine:
+                raise UserError(IN_ANOTHER_THREAD)
+            calls.current = call
             for history, agreement in self._agreed:
                 if not history.has_followed(agreement.key):
+                    calls.entered = call
                     self._communicator.agree(agreement, seconds)
                 if self._has_readers and attachment.kept_memory:
+                    calls.entered = call
                     team = agreement.team
                     memory_history = attachment.memory_history(team)
                     self._communicator.agree_on_memory(
                         team, inputs, attachment.kept_memory, memory_history
                     )
+            calls.entered = call
         except BaseException:
-            calls.leave()
+            if calls.turn.get(None) is mine:
+                calls.leave()
             raise
         return calls
 

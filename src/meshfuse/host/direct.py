@@ -134,10 +134,10 @@ class DirectPlan:
             with without_autocast():
                 return self.run(slots, call, drawing)
         has_grad = self._evaluates and torch.is_grad_enabled()
-        if has_grad:  # inputs have no grad, and only torch's operations would care
-            torch._C._set_grad_enabled(False)
-        log = None
+        log = to_come = None
         try:
+            if has_grad:  # inputs have no grad, and only torch's operations would care
+                torch._C._set_grad_enabled(False)
             if self._entry is not None:
                 log = self._entry.enter(call, slots)  # as yet, no tensors but the inputs
             if drawing is not None:  # before anything is posted
@@ -145,13 +145,14 @@ class DirectPlan:
             if self._streams is not None:
                 return self._run_on(self._streams, slots)
             to_come = iter(self._actions)  # as in `_run`, which would be a frame more
-            try:
-                for act in to_come:
-                    act(slots)
-            except BaseException as error:
-                self._fail(error, to_come)
-                raise
+            for act in to_come:
+                act(slots)
+            to_come = None
             return [slots[place] for place in self._outputs]
+        except BaseException as error:
+            if to_come is not None:
+                self._fail(error, to_come)
+            raise
         finally:
             if log is not None:
                 log.leave()
@@ -165,8 +166,12 @@ class DirectPlan:
             return again._run_on(again._streams, slots)
         try:
             with streams:
-                for make in self._makes:
-                    make(slots)
+                try:
+                    for make in self._makes:
+                        make(slots)
+                except BaseException as error:  # no memory, say
+                    self._give_up(error)
+                    raise
                 replays = self._replays
                 if replays is not None and self._has_replayed(replays, slots, streams):
                     return [slots[place] for place in self._outputs]
@@ -192,9 +197,9 @@ class DirectPlan:
         return [slots[place] for place in self._outputs]
 
     def _fail(self, error: BaseException, to_come: Iterator[Act]) -> None:
-        """An action has failed: peers count on the rank until its last wait."""
+        """An action has failed, or none was begun: peers count on the rank until its last wait."""
         done = len(self._actions) - sum(1 for _ in to_come)
-        if done <= self._meetings:
+        if max(done, 1) <= self._meetings:
             self._give_up(error)
 
     def _give_up(self, error: BaseException) -> None:

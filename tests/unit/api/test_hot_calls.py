@@ -277,6 +277,28 @@ def test_results_that_are_views_take_part_in_grad() -> None:
         assert torch.equal(y.add_(more), x.T + 1)
 
 
+def test_an_interrupt_leaves_grad_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind any function, also that which switches grad off."""
+    with FusionDefinition() as fd:
+        x, w = (fd.define_tensor([-1, 4], contiguity=True) for _ in range(2))
+        fd.add_output(fd.ops.linear(x, w))
+    inputs = [torch.randn(3, 4), torch.randn(5, 4)]
+    for _ in range(2):
+        fd.execute(inputs)
+    switch: Callable[[bool], None] = torch._C._set_grad_enabled
+
+    def switch_and_end(is_on: bool) -> None:
+        switch(is_on)
+        if not is_on:
+            raise KeyboardInterrupt
+
+    with torch.enable_grad():  # and nothing is left to other tests
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(torch._C, "_set_grad_enabled", switch_and_end)
+            fd.execute(inputs)
+        assert torch.is_grad_enabled()
+
+
 def test_calls_are_forgotten_again() -> None:
     fd = scaled()
     for rows in range(1, MOST_CALLS + 20):

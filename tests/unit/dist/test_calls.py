@@ -14,6 +14,7 @@ import torch.distributed as dist
 from meshfuse.base.errors import UserError
 from meshfuse.dist.calls import Call, CallLog
 from meshfuse.dist.communicator import CallEntry, Communicator
+from meshfuse.dist.history import CallHistory
 
 
 def make_logs() -> tuple[CallLog, CallLog]:
@@ -71,6 +72,50 @@ def test_one_call_at_a_time() -> None:
         enter(mine, None)
     mine.leave()
     enter(mine, None)
+
+
+class Interrupted:
+    """Does what another object does, and is interrupted then, once."""
+
+    def __init__(self, done_by: Any, method: str) -> None:
+        self._done_by, self._method = done_by, method
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._done_by, name)
+        if name != self._method:
+            return found
+
+        def run(*arguments: Any) -> Any:
+            self._method = ""
+            found(*arguments)
+            raise KeyboardInterrupt
+
+        return run
+
+
+@pytest.mark.parametrize("place", ["turn", "history"])
+def test_an_interrupt_before_collectives_is_told_and_nothing_is_left_held(place: str) -> None:
+    mine, other = make_logs()
+    history: Any = CallHistory()
+    for _ in range(3):
+        history.note("key")
+    if place == "turn":
+        turn: Any = Interrupted(other.turn, "setdefault")
+        other.turn = turn
+    else:
+        history = Interrupted(history, "has_followed")
+    agreement: Any = SimpleNamespace(key="key", team=(0, 1))
+    attachment: Any = SimpleNamespace(calls=other)
+    entry = CallEntry(Communicator({}), attachment, [(history, agreement)], has_readers=False)
+    call = other.count("p")
+    with pytest.raises(KeyboardInterrupt) as caught:
+        entry.enter(call)
+    other.refuse(call, caught.value)
+    enter(mine, mine.count("p"))
+    assert mine.refusals([1])
+    again = other.count("p")
+    assert entry.enter(again) is other
+    assert other.current is again
 
 
 def test_a_call_without_peers_tells_nobody() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,7 @@ from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.communicator import Communicator
 from meshfuse.host import cuda_streams
 from meshfuse.host.cooperative import CooperativeRun
+from meshfuse.host.direct import DirectPlan
 from meshfuse.host.executors import run_executable
 from meshfuse.host.load import load
 from meshfuse.host.plan import Executable
@@ -261,3 +263,21 @@ def test_on_cuda_an_error_leaves_the_callers_stream_behind_all_that_was_issued(c
     assert cuda.current_name == "caller"
     assert cuda.log[-1] == "caller waits for all of worker 1"
     assert transport.log[-1].startswith("gave up")
+
+
+def test_peers_are_told_of_outputs_that_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of calls that may be replayed have memory before anything is done."""
+    executable, (a, b) = executable_of(2, 2), chunks_of(2)
+    plan, slots = executable.start([a, b])
+    transport: Any = Transport()
+    direct = DirectPlan(executable, replace(plan, agreements=()), transport)
+
+    def make(slots: list[Any]) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(direct, "_makes", (make,))
+    streams: Any = nullcontext()
+    for _ in range(2):  # no turn is left held
+        with pytest.raises(MemoryError):
+            direct._run_on(streams, slots)
+    assert transport.log == ["gave up: MemoryError: no room"] * 2
