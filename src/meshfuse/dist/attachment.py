@@ -49,6 +49,7 @@ class Attachment:
     )
     bound: WeakSet[Bound] = field(default_factory=WeakSet)
     torch_meshes: dict[tuple[DeviceMesh, str], Any] = field(default_factory=dict)
+    is_closed: bool = False
 
     def history(self, team: tuple[int, ...]) -> CallHistory:
         """The calls of a team."""
@@ -99,6 +100,7 @@ class Attachment:
         return absent
 
     def close(self) -> None:
+        self.is_closed = True
         for bound in list(self.bound):
             bound.forget()
         for key in sorted(self.groups):

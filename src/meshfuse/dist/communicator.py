@@ -50,6 +50,11 @@ BARRIER_NUMBER = -1
 """In place of the host program's number, for what no host program asked for."""
 
 
+def _default_group() -> dist.ProcessGroup | None:
+    """None before it is initialized."""
+    return None if _C10D is None else _C10D._world.default_pg
+
+
 @final
 class CallEntry:
     """The way to the collectives of calls that ranks agree on alike. `has_readers`: peers may read
@@ -71,8 +76,10 @@ class CallEntry:
 
     def bind(self, bound: Bound) -> None:
         """Let go of groups, who has looked them up, when the process group that they stand on is
-        destroyed."""
+        destroyed; that may have happened in another thread already."""
         self._attachment.bound.add(bound)
+        if self._attachment.is_closed:
+            bound.forget()
 
     def enter(
         self, call: Call | None, inputs: Sequence[object] = (), seconds: float | None = None
@@ -451,11 +458,11 @@ class Communicator:
         destroyed."""
         if self._is_off:
             return None
-        world = None if _C10D is None else _C10D._world.default_pg  # None before it is initialized
         attachment = self._attachment
-        if world is (None if attachment is None else attachment.world):
+        if _default_group() is (None if attachment is None else attachment.world):
             return attachment
         with self._lock:
+            world = _default_group()  # by now another thread may have made one, and attached
             if self._attachment is not None and self._attachment.world is not world:
                 self.close()
             if self._attachment is None and world is not None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from threading import RLock
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from meshfuse.base.errors import CommunicationError
+from meshfuse.dist.agreement import CommunicationSequence
+from meshfuse.dist.attachment import Attachment
 from meshfuse.dist.collectives import CollectiveRequest
 from meshfuse.dist.communicator import Communicator
 
@@ -51,3 +58,60 @@ def test_the_option_multidevice_disabled_leaves_a_process_alone() -> None:
     communicator.barrier()
     with pytest.raises(CommunicationError, match="MESHFUSE_DISABLE says multidevice"):
         communicator.run(request((0, 1), 2))
+
+
+class SimpleBound:
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def forget(self) -> None:
+        self._told.append("forget")
+
+
+def make_group() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """A default process group of one rank, or one that was made in its place."""
+    make_group()
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_what_another_thread_has_attached_to_stays() -> None:
+    """It comes between the look at a process group and the lock: there is a new one by then. Peers
+    would look for a rank that attaches again where it stood first."""
+    communicator = Communicator({})
+    seen: list[Attachment | None] = []
+
+    class OtherThread:
+        def __enter__(self) -> None:
+            communicator._lock = RLock()
+            dist.destroy_process_group()
+            make_group()
+            seen.append(communicator._find_attachment())
+
+        def __exit__(self, *error: object) -> None: ...
+
+    other: Any = OtherThread()
+    communicator._lock = other
+    assert communicator._find_attachment() is seen[0] is communicator._attachment
+    assert seen[0] is not None and not seen[0].is_closed
+    communicator.close()
+    assert seen[0].is_closed
+
+
+@pytest.mark.usefixtures("process_group")
+def test_who_binds_to_what_was_closed_meanwhile_is_told() -> None:
+    communicator, told = Communicator({}), list[str]()
+    entry = communicator.entry([CommunicationSequence.of((0,), ["a program"]).at({})])
+    bound = SimpleBound(told)
+    entry.bind(bound)
+    assert not told
+    communicator.close()
+    assert told == ["forget"]
+    entry.bind(bound)
+    assert told == ["forget", "forget"]
