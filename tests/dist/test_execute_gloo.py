@@ -139,24 +139,24 @@ def fails_between_posts(rank: int, world_size: int) -> str:
     """On rank 1 the second linear fails while the first all-reduce is under way."""
     fd = summed_twice()
     inputs = [torch.ones(4, 2), torch.ones(4, 2)]
+    real, to_come = functional.linear, [-1]
+
+    def fail_at_last(*arguments: torch.Tensor) -> torch.Tensor:
+        to_come[0] -= 1
+        if to_come[0] == 0:
+            raise MemoryError("no room for the second")
+        return real(*arguments)
+
+    functional.linear = fail_at_last  # before the first call: later ones look up nothing
     assert fd.execute(inputs)[1].tolist() == [[12.0] * 4] * 4
     if rank == 0:
         with pytest.raises(CommunicationError) as caught:
             fd.execute(inputs)
         time.sleep(1)
         return str(caught.value)
-    real, calls = functional.linear, [0]
-
-    def fail(*arguments: torch.Tensor) -> torch.Tensor:
-        calls[0] += 1
-        if calls[0] > 1:
-            raise MemoryError("no room for the second")
-        return real(*arguments)
-
-    functional.linear = fail
+    to_come[0] = 2
     with pytest.raises(MemoryError, match="no room for the second"):
         fd.execute(inputs)
-    functional.linear = real
     with pytest.raises(CommunicationError, match="the group failed before"):
         fd.execute(inputs)
     time.sleep(2)
