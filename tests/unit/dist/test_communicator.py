@@ -1,5 +1,8 @@
 """A communicator without peers."""
 
+# torch.distributed documents its stores but does not declare them as exports:
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator
