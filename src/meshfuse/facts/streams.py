@@ -198,12 +198,16 @@ def find_stream(program: Program, tensor: TensorName, leaf: AxisName) -> Stream 
                 rotation, axis = Rotation(schedule.mesh, mesh_axis, offset), source
             case Split(source, outer, inner) if axis == outer:
                 width, axis = width * axes[inner].extent, source
-            case Split(source, outer, _) if (loop := _loop_over(schedule, outer)) is not None:
-                if schedule.leaves.index(loop) > schedule.leaves.index(leaf):
-                    return f"{loop} stands inside it, of whose chunks it makes pieces"
-                around, axis = around * axes[outer].extent, source
             case Split(source, outer, _):
-                blocks, axis = blocks * axes[outer].extent, source
+                loops = _loops_over(schedule, outer)
+                late = [a for a in loops if schedule.leaves.index(a) > schedule.leaves.index(leaf)]
+                if late:
+                    return f"{late[0]} stands inside it, of whose chunks it makes pieces"
+                passes = mul(const(1), *(axes[loop].extent for loop in loops))
+                above = quotient_if_exact(axes[outer].extent, passes)
+                if above is None:
+                    return f"the chunks of axis {axes[outer]} are not all of one size"
+                around, blocks, axis = around * passes, blocks * above, source
             case Merge(outer, inner):
                 return f"{axis} is merged of {outer} and {inner}"
     names = {a.name for a in program.tensor(tensor).maybe_root}
@@ -214,7 +218,7 @@ def find_stream(program: Program, tensor: TensorName, leaf: AxisName) -> Stream 
     if not is_reduced and not domain.kind.is_tensor_axis:
         return f"axis {domain} has the terms of ranks"
     extent = quotient_if_exact(domain.extent, around)
-    if extent is None:
+    if extent is None or not _ends_with_an_index(program, tensor, leaf):
         return f"the chunks of axis {domain} are not all of one size"
     span = Span(extent, blocks, axes[leaf].extent, width, around)
     if cut_axis(program, tensor, axis, span) is None:
@@ -222,11 +226,55 @@ def find_stream(program: Program, tensor: TensorName, leaf: AxisName) -> Stream 
     return Stream(leaf, axis, span, is_reduced, rotation)
 
 
-def _loop_over(schedule: Schedule, axis: AxisName) -> AxisName | None:
-    """The stream leaf that an axis is, or is as swizzled."""
-    swizzles = (step for step in schedule.steps if isinstance(step, Swizzle1d))
-    names = {axis, *(step.out for step in swizzles if step.source == axis)}
-    return next((a for a in schedule.leaves if a in names and is_stream(schedule, a)), None)
+def _loops_over(schedule: Schedule, axis: AxisName) -> tuple[AxisName, ...]:
+    """The stream leaves among what an axis is, is split into, or is as swizzled."""
+    names = {axis}
+    for step in schedule.steps:
+        if isinstance(step, Split | Swizzle1d) and step.source in names:
+            names.update(step_results(step))
+    return tuple(a for a in schedule.leaves if a in names and is_stream(schedule, a))
+
+
+def extent_below(program: Program, tensor: TensorName, leaf: AxisName) -> IntExpr:
+    """How many elements an index of that axis stands for which a stream leaf was split off.
+
+    a0{12} -> [a1{4}, a2{3}], a1 -> [a3{2} on the stream, a4{2}]   ->   3
+    """
+    axes, (_, further) = program.all_axes(tensor), _splits_above(program.schedule(tensor), leaf)
+    return mul(const(1), *(axes[split.inner].extent for split in further))
+
+
+def _ends_with_an_index(program: Program, tensor: TensorName, leaf: AxisName) -> bool:
+    """Whether chunks are of whole indices of the axis that a leaf was split off: the last one, too,
+    if no split rounds up. If no other leaf is bound it is all one: no loops are left."""
+    schedule, axes = program.schedule(tensor), program.all_axes(tensor)
+    own, further = _splits_above(schedule, leaf)
+    if len(schedule.bindings) == 1 or not further:
+        return True
+    return all(
+        known_equal(axes[split.outer].extent * axes[split.inner].extent, axes[split.source].extent)
+        for split in (*own, *further)
+    )
+
+
+def _splits_above(
+    schedule: Schedule, leaf: AxisName
+) -> tuple[tuple[Split, ...], tuple[Split, ...]]:
+    """The split by which a leaf, but for a swizzle, is the outer part of an axis, if there is one;
+    and those by which that axis is, or is in, the outer part of others, last ones first."""
+    axis, own, further = leaf, list[Split](), list[Split]()
+    for step in reversed(schedule.steps):
+        match step:
+            case Swizzle1d(source, out) if out == axis:
+                leaf = source if axis == leaf else leaf
+                axis = source
+            case Split(source, outer, inner) if axis in (outer, inner):
+                if axis == outer:
+                    (own if outer == leaf else further).append(step)
+                axis = source
+            case _:
+                pass
+    return tuple(own), tuple(further)
 
 
 def is_stream(schedule: Schedule, leaf: AxisName) -> bool:
@@ -260,9 +308,10 @@ def cut_axis(program: Program, tensor: TensorName, axis: AxisName, span: Span) -
 
 
 def _divided(digits: Digits, blocks: IntExpr) -> tuple[Digits, Digits] | None:
-    """The digits that count `blocks`, and those of an index in one, of which there are some.
+    """The digits that count `blocks`, and those of an index in one.
 
     [2@x, 6], 2  ->  [2@x], [6]        [6], 2  ->  [2], [3]        [2@x, 6], 4  ->  [2@x, 2], [3]
+    [6], 6       ->  [6], [1]
     """
     place, rest = 0, blocks
     while place < len(digits) and rest is not const(1):
@@ -274,4 +323,6 @@ def _divided(digits: Digits, blocks: IntExpr) -> tuple[Digits, Digits] | None:
                 return None
             return (*digits[:place], Digit(rest)), (Digit(inside), *digits[place + 1 :])
         place, rest = place + 1, further
-    return (digits[:place], digits[place:]) if place < len(digits) else None
+    if rest is not const(1):
+        return None
+    return digits[:place], digits[place:] or (Digit(const(1)),)

@@ -13,9 +13,10 @@ from typing import final
 
 from meshfuse.base.errors import InvariantError
 from meshfuse.expr import IntExpr, Symbol, const
+from meshfuse.expr.polynomial import quotient_if_exact
 from meshfuse.facts.layout import contiguous_in, layout_of
 from meshfuse.facts.sharding import sharding_of
-from meshfuse.facts.streams import Cut, Stream, cut_axis
+from meshfuse.facts.streams import Cut, Stream, cut_axis, extent_below
 from meshfuse.ir.axes import AxisName, TensorName
 from meshfuse.ir.ops import Expr, Reshape, Set
 from meshfuse.ir.program import Program
@@ -119,7 +120,10 @@ def chunk_made(work: Chunked, out: TensorName, stream: Stream, *, is_kept: bool)
     name = fresh_chunk(work, out)
     program, temporary, renamed = clone_tensor(work.program, out)
     program = shortened(program, temporary, renamed[stream.axis], cut.extent(k))
-    program = without_leaf(program, temporary, renamed[stream.leaf], cut.block_extent(k))
+    left = quotient_if_exact(cut.block_extent(k), extent_below(work.program, out, stream.leaf))
+    if left is None:
+        raise InvariantError(f"chunks of {out} end within what {stream.leaf} was split off")
+    program = without_leaf(program, temporary, renamed[stream.leaf], left)
     work.program = give_name(program, temporary, name)
     if stream.is_reduced:
         return name
