@@ -13,6 +13,14 @@ def added_columns(fd: FusionDefinition) -> None:
     fd.add_output(fd.ops.neg(total))
 
 
+def added_in_chunks_of_columns(fd: FusionDefinition) -> None:
+    """What is added in each of 3 iterations is in 2 chunks itself."""
+    total = fd.ops.sum(fd.ops.mul(dense(fd, 9, 6), dense(fd, 9, 6)), [0])
+    chunks(total, 0, 3)
+    chunks(total, 2, 2)
+    fd.add_output(total)
+
+
 def two_loops(fd: FusionDefinition) -> None:
     """What one writes in 6 chunks of columns the other reads in 12 of rows, and then no more."""
     c = fd.ops.matmul(dense(fd, 12, 4), dense(fd, 4, 6))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from host_loops import STREAM, define, dense, host_program, loops
-from meshfuse import FusionDefinition, TensorView
+from meshfuse import DistributedTensor, FusionDefinition, TensorView
 from meshfuse.multidevice import simulate
 from sharded_runs import X, integers, mesh_of, place, without_kernels
 
@@ -124,7 +124,8 @@ def test_sums_over_ranks(cuts: Cuts, d: int) -> None:
         cuts(y)
         fd.add_output(y)
     inputs = [integers(rows, 2 * d), integers(2 * d, 5)]
-    for (found,) in simulate(fd, inputs):
+    for [found] in simulate(fd, inputs):
+        assert isinstance(found, DistributedTensor)
         assert torch.equal(found.local, inputs[0] @ inputs[1])
 
 
@@ -145,5 +146,6 @@ def test_ranks_have_a_part_of_each_chunk(d: int) -> None:
         fd.add_output(y)
     value = integers(rows, 4)
     parts = value.relu().reshape(4, d, 2, 4)
-    for rank, (found,) in enumerate(simulate(fd, [value])):
+    for rank, [found] in enumerate(simulate(fd, [value])):
+        assert isinstance(found, DistributedTensor)
         assert torch.equal(found.local, parts[:, rank].reshape(8, 4))

@@ -13,6 +13,7 @@ from meshfuse.host.nodes import (
     Communicate,
     ForLoop,
     HostProgram,
+    Node,
     OnStream,
     Record,
     WaitEvent,
@@ -27,22 +28,26 @@ from meshfuse.host.symbols import (
 
 _ODD: Final = 1021
 """A prime: chunks that are rounded up or down overlap, or leave something out, if they ever do."""
-_OTHERS: Final = (120, 121, 119, 1100, 5, 1, 0)
+_OTHERS: Final = ((120, 24), (121, 25), (119, 23), (1100, 40), (5,), (1,), (0,))
 """What many numbers divide, what leaves a rest of one or all but one, more than is assumed first,
-fewer than there are chunks, and none."""
+fewer than there are chunks, and none; smaller ones for loops that have too many iterations else."""
+_MOST_STEPS: Final = 20_000
+"""What loops in loops may do: to follow the data of as many takes seconds."""
 
 
 def assumed_sizes(program: HostProgram) -> Mapping[str, int]:
     """A value for each symbol that regions and loops name, coordinates of ranks at 0.
 
-    The sizes are such as a call might have: if demands are on them, a value that meets these.
-    Indices of loops have values, too, which stand for nothing.
+    The sizes are such as a call might have: if demands are on them, a value that meets these; and
+    one of which loops in loops have not too many iterations. Indices of loops have values, too,
+    which stand for nothing.
     """
     symbols = _symbols(_expressions(program))
     coordinates = dict.fromkeys((str(found.symbol) for found in program.coordinates), 0)
-    found = [_with_sizes(symbols, wanted) for wanted in _candidates(program.demands)]
-    fitting = (sizes for sizes in found if meets_demands(program, sizes))
-    return {**next(fitting, found[0]), **coordinates}
+    wanted = _candidates(program.demands)
+    found = [{**_with_sizes(symbols, each), **coordinates} for each in wanted]
+    fitting = [sizes for sizes in found if meets_demands(program, sizes)] or found
+    return next((sizes for sizes in fitting if _is_followed(program, sizes)), fitting[0])
 
 
 def other_sizes(program: HostProgram) -> Iterator[Mapping[str, int]]:
@@ -57,13 +62,38 @@ def other_sizes(program: HostProgram) -> Iterator[Mapping[str, int]]:
     is_open = not fixed.issuperset(symbol.name for symbol in _symbols(_chunk_sizes(program)))
     seen = [base]
     for wanted in _OTHERS if is_open else ():
-        alike = dict.fromkeys(sizes, wanted)
-        apart = {symbol: wanted + place for place, symbol in enumerate(sizes)}
-        for chosen in (alike, apart):
-            found = {**base, **{s.name: nominal_size(s, size) for s, size in chosen.items()}}
-            if found not in seen and meets_demands(program, found):
+        for apart in (0, 1):
+            several = ({**base, **_numbered(sizes, size, apart)} for size in wanted)
+            found = next((sizes for sizes in several if _is_followed(program, sizes)), None)
+            if found is not None and found not in seen and meets_demands(program, found):
                 seen.append(found)
                 yield found
+
+
+def _numbered(symbols: Sequence[Symbol], wanted: int, apart: int) -> dict[str, int]:
+    """About that number for the first symbol, and `apart` more for each that follows."""
+    return {s.name: nominal_size(s, wanted + apart * n) for n, s in enumerate(symbols)}
+
+
+def _is_followed(program: HostProgram, sizes: Mapping[str, int]) -> bool:
+    return _steps(program.body, sizes) <= _MOST_STEPS
+
+
+def _steps(body: Iterable[Node], sizes: Mapping[str, int]) -> int:
+    """About how many nodes are issued: loops in the first or last iteration of another count for
+    all of its iterations."""
+    total = 0
+    for node in body:
+        match node:
+            case ForLoop(index, count, inside):
+                times = evaluate(count, sizes)
+                ends = {0, max(times - 1, 0)}
+                total += times * max(_steps(inside, {**sizes, index: k}) for k in ends)
+            case OnStream(body=inside):
+                total += _steps(inside, sizes)
+            case _:
+                total += 1
+    return total
 
 
 def meets_demands(program: HostProgram, sizes: Mapping[str, int]) -> bool:
@@ -112,7 +142,7 @@ def _candidates(demands: Sequence[Demand]) -> list[int]:
     """Large and odd ones first."""
     divisor = lcm(*(demand.divisor for demand in demands if isinstance(demand, Divides)))
     most = [demand.most for demand in demands if isinstance(demand, Covers)]
-    return [_ODD, divisor * 37, *sorted(most, reverse=True), divisor, 1]
+    return [_ODD, divisor * 37, *sorted(most, reverse=True), divisor * 11, divisor, 1]
 
 
 def _with_sizes(symbols: Sequence[Symbol], wanted: int) -> dict[str, int]:

@@ -143,6 +143,9 @@ class Contents:
             self.tell(kind, here, name, f"nothing has been written to {places} of {name}")
         value = found.value()
         if value.terms == ZERO and not for_sum:
+            if found.has_terms_in_part():
+                why = f"nothing has been added to a part of {name}"
+                self.tell(FaultKind.terms_missing, here, name, why)
             value = Value(value.axes)
         sharding = self.program.buffers[name].sharding
         may_lack = for_sum or (sharding is not None and bool(sharding.partial))

@@ -158,19 +158,22 @@ class _Flow:
         if joints is None:
             joints = self._kernel_joints[node.kernel] = joints_of_kernel(kernel)
         pairs = list(zip(node.buffers, kernel.buffers, strict=True))
-        written = {name for name, buffer in pairs if buffer.written}
-        given = {
-            TensorName(buffer.name): self._contents.read(here, name, for_sum=name in written)
-            for name, buffer in pairs
-            if not buffer.written
+        read = {TensorName(buffer.name): name for name, buffer in pairs if not buffer.written}
+        written = {buffer.name: name for name, buffer in pairs if buffer.written}
+        added_to = {
+            (before, after)
+            for before in read.values()
+            for after in written.values()
+            if here.held[before].is_where(here.held[after])
         }
-        called = {TensorName(b.name): name for name, b in pairs if not b.written}
-        for name, buffer in pairs:
-            if buffer.written:
-                found = joints.get(buffer.name, UNKNOWN)
-                operands = {k: given[k] for k in found.behind if called[k] != name}
-                value = self._result(found, operands, TensorName(buffer.name), name, here)
-                self._contents.write(here, name, value, adds=name in called.values())
+        is_sum = {before for before, _ in added_to}
+        given = {k: self._contents.read(here, v, for_sum=v in is_sum) for k, v in read.items()}
+        for buffer, name in written.items():
+            found = joints.get(buffer, UNKNOWN)
+            operands = {k: given[k] for k in found.behind if (read[k], name) not in added_to}
+            value = self._result(found, operands, TensorName(buffer), name, here)
+            adds = any(after == name for _, after in added_to)
+            self._contents.write(here, name, value, adds=adds)
 
     def _evaluate(self, node: Evaluate, here: RankContents) -> None:
         work = self._contents

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar, final
 
 from meshfuse.base.frozen import frozen_dataclass
-from meshfuse.host.indices import Indices, cut_row, in_a_row, joined
+from meshfuse.host.indices import ZERO, Indices, cut_row, in_a_row, joined
 from meshfuse.host.pieces import Box, Pieces, Value
 
 _Side = TypeVar("_Side")
@@ -67,6 +67,15 @@ class Held:
             return Held(self.memory, self.box, Blocks(axis, count, start, length))
         side = (min(low + start, high), min(low + start + max(length, 0), high))
         return Held(self.memory, _replaced(self.box, axis, (side,)))
+
+    def is_where(self, other: Held) -> bool:
+        """Whether both names show the same places of one memory."""
+        return self.memory is other.memory and self.boxes == other.boxes
+
+    def has_terms_in_part(self) -> bool:
+        """Whether something has been added to a part, and nothing to another that was cleared."""
+        sums = [piece.terms for box in self.boxes for piece in self.memory.in_box(box)]
+        return ZERO in sums and any(found != ZERO for found in sums)
 
     def unwritten(self) -> tuple[Box, Box] | None:
         """Some part that nothing has been written to, with the box in which it is."""

@@ -101,6 +101,10 @@ class Pieces:
         terms = next((found for found in sums if found), None if None in sums else ())
         return Value(axes, terms)
 
+    def in_box(self, box: Box) -> tuple[Piece, ...]:
+        """What has been written, of which some is in a box."""
+        return tuple(piece for piece in self.pieces if common(piece.box, box) is not None)
+
     def unwritten(self, box: Box) -> Box | None:
         """Some part of a box that nothing has been written to."""
         left = [] if is_empty(box) or any(piece.box == box for piece in self.pieces) else [box]

@@ -10,9 +10,10 @@ import torch
 
 from chunk_programs import product
 from golden_text import GoldenCheck
-from host_loops import define, gathered_rows
+from host_loops import STREAM, define, gathered_rows
 from looped_programs import (
     added_columns,
+    added_in_chunks_of_columns,
     columns_of_any_rows,
     nested,
     of_any_size,
@@ -153,6 +154,34 @@ def test_sizes_differ_where_chunks_depend_on_them() -> None:
     both = [(s["i0"], s["i1"]) for s in other_sizes(programs()["columns_of_any_rows"])]
     assert (120, 120) in both and (120, 121) in both
     assert list(other_sizes(programs()["nested"])) == []
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_sum_that_is_added_up_chunk_by_chunk(kernels: bool) -> None:
+    """A kernel has one name for what it reads of the sum, and another for what it writes there."""
+    for streams in (1, 2, 4):
+        program = compiled(define(added_in_chunks_of_columns), kernels=kernels, streams=streams)
+        assert check_host_program(program) == ()
+    program = compiled(define(added_in_chunks_of_columns), kernels=kernels)
+    found = [count_found(plant, {"sum": program}) for plant in DATA_PLANTERS.values()]
+    assert sum(found) >= 10
+
+
+def test_loops_in_loops_are_looked_at_in_smaller_sizes() -> None:
+    """Each element of [-1, -1] by itself: a million iterations of what is assumed of one loop."""
+
+    def build(fd: FusionDefinition) -> None:
+        y = fd.ops.relu(fd.define_tensor([-1, -1], contiguity=True))
+        for leaf in (0, 1):
+            y.axis(leaf).parallelize(STREAM)
+        fd.add_output(y)
+
+    program = compiled(define(build), kernels=False)
+    sizes = [assumed_sizes(program), *other_sizes(program)]
+    assert [(each["i0"], each["i1"]) for each in sizes][:3] == [(37, 37), (24, 24), (24, 25)]
+    assert check_host_program(program) == ()
+    found = [count_found(plant, {"elements": program}) for plant in DATA_PLANTERS.values()]
+    assert sum(found) >= 2
 
 
 # Indices.
