@@ -68,31 +68,12 @@ def _waits_on_streams(program: HostProgram) -> Iterator[tuple[Path, WaitEvent]]:
 
 def _sum_waits(program: HostProgram) -> Iterator[tuple[Path, WaitEvent]]:
     """Those for the iteration before, but for which sums would be added to at once; not those that
-    only say who computes first."""
+    only say who computes first, behind which the same event is recorded."""
     for path, wait in _waits_on_streams(program):
-        row = body_at(program.body, path)[path[-1] :]
-        if free_symbols(wait.instance) and not _is_pace(row) and not _is_pace(row[1:]):
+        following = body_at(program.body, path)[path[-1] + 1]
+        is_pace = isinstance(following, Record) and following.event == wait.event
+        if free_symbols(wait.instance) and not is_pace:
             yield path, wait
-
-
-def _is_pace(row: Sequence[Node]) -> bool:
-    """Whether a body goes on with who begins to compute first: the wait for an event that is then
-    recorded. The wait in front of it is for what goes before that."""
-    return (
-        len(row) > 1
-        and isinstance(row[0], WaitEvent)
-        and isinstance(row[1], Record)
-        and row[0].event == row[1].event
-    )
-
-
-def _unpaced(program: HostProgram) -> HostProgram:
-    """Iterations compute as soon as they can: nothing but what is wanted keeps them in order."""
-    sums = dict(_sum_waits(program))
-    waits = [p for p, wait in _waits_on_streams(program) if free_symbols(wait.instance)]
-    for path in sorted((path for path in waits if path not in sums), reverse=True):
-        program = changed(program, path)
-    return program
 
 
 def _joins(program: HostProgram) -> Iterator[tuple[int, ForLoop, WaitEvent]]:
@@ -164,13 +145,11 @@ def more_streams_than_are_joined(program: HostProgram) -> Iterator[PlantedInLoop
 
 
 def sum_wait_dropped(program: HostProgram) -> Iterator[PlantedInLoop]:
-    program = _unpaced(program)
     for path, _ in _sum_waits(program):
         yield PlantedInLoop(UNORDERED, changed(program, path))
 
 
 def sum_waits_for_the_iteration_before_the_last(program: HostProgram) -> Iterator[PlantedInLoop]:
-    program = _unpaced(program)
     for path, wait in _sum_waits(program):
         loop = program.body[path[0]]
         assert isinstance(loop, ForLoop)
@@ -180,7 +159,6 @@ def sum_waits_for_the_iteration_before_the_last(program: HostProgram) -> Iterato
 
 
 def sum_is_marked_before_it_is_touched(program: HostProgram) -> Iterator[PlantedInLoop]:
-    program = _unpaced(program)
     events = {wait.event: path for path, wait in _sum_waits(program)}
     for path, record in nodes_of(program.body, Record):
         if record.event in events:
@@ -240,7 +218,6 @@ def chunks_overlap(program: HostProgram) -> Iterator[PlantedInLoop]:
 
 def chunks_of_every_other_iteration(program: HostProgram) -> Iterator[PlantedInLoop]:
     """Iteration j + 2 comes to where iteration j may still be, on a stream that is not its."""
-    program = _unpaced(program)
     for path, chunk in _written_chunks(program):
         loop, join = program.body[path[0]], program.body[path[0] + 1]
         assert isinstance(loop, ForLoop) and isinstance(join, ForLoop)

@@ -12,7 +12,6 @@ from meshfuse.api.frozen_program import FrozenProgram
 from meshfuse.api.overlap_choice import (
     OverlapChoice,
     Overlapping,
-    candidates_for,
     memory_key,
     one_team,
     reason_against_race,
@@ -22,7 +21,7 @@ from meshfuse.api.overlap_race import Contest, InForm, settle_form
 from meshfuse.base.bounded import BoundedTable
 from meshfuse.base.errors import Unsupported
 from meshfuse.dist.communicator import Communicator
-from meshfuse.facts.overlap_form import PLAIN, REPEATABLE, Overlap
+from meshfuse.facts.overlap_form import CANDIDATES, PLAIN, REPEATABLE, Overlap
 from meshfuse.pipeline import forms_of
 
 MOST_CHOICES: Final = 1024
@@ -80,7 +79,7 @@ class FormChoices:
         key = (is_required, is_captured, bound.key.options, device.type, size_class(sizes))
         choice = self._choices.get(key)
         if choice is None:
-            candidates = REPEATABLE if is_captured else candidates_for(compilation)
+            candidates = REPEATABLE if is_captured else CANDIDATES
             found = _contest(
                 frozen, bound, in_form, sizes, team, device, candidates, is_required=is_required
             )

@@ -18,9 +18,9 @@ from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.base.options import NO_OPTIONS, OVERLAP_MODES, Options
 from meshfuse.base.trace import Note
 from meshfuse.base.version import VERSION
-from meshfuse.facts.overlap_form import CANDIDATES, PLAIN, SUM_IN_PIECES, Overlap
+from meshfuse.facts.overlap_form import PLAIN, Overlap
 from meshfuse.host.device_rates import CPU_RATES, H200_RATES
-from meshfuse.host.nodes import Collective, Communicate, all_nodes
+from meshfuse.host.nodes import Communicate, all_nodes
 from meshfuse.host.race import WORTH_IT, RaceRow
 from meshfuse.host.traffic import traffic_of
 from meshfuse.pipeline import Compilation
@@ -139,17 +139,8 @@ def one_team(compilation: Compilation) -> tuple[int, ...] | None:
 
 def communicates(compilation: Compilation) -> bool:
     """Whether any data moves between ranks."""
-    return any(node.moves for node in _communications(compilation))
-
-
-def candidates_for(compilation: Compilation) -> tuple[Overlap, ...]:
-    """What is tried beside a program in its plain form."""
-    sums = any(node.collective is Collective.all_reduce for node in _communications(compilation))
-    return (*CANDIDATES, SUM_IN_PIECES) if sums else CANDIDATES
-
-
-def _communications(compilation: Compilation) -> Iterator[Communicate]:
-    return (node for node in all_nodes(compilation.host.body) if isinstance(node, Communicate))
+    nodes = all_nodes(compilation.host.body)
+    return any(isinstance(node, Communicate) and node.moves for node in nodes)
 
 
 def size_class(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

@@ -75,7 +75,5 @@ CANDIDATES: Final = (
     Overlap(Way.peers, 2),
 )
 """What is tried beside the plain form."""
-SUM_IN_PIECES: Final = Overlap(Way.peers, 4)
-"""Tried, too, where all ranks want a sum: its last piece is fetched behind all that is computed."""
 REPEATABLE: Final = tuple(form for form in CANDIDATES if form.way is not Way.peers)
 """Those that a graph can repeat: symmetric memory counts its uses."""

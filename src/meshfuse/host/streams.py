@@ -17,10 +17,7 @@ it on its stream: there is the memory of one iteration for each stream. The call
 behind the last iteration of each. Of loops in one another, with nothing else in the outer one, all
 iterations of the inner one take turns. What iterations add to is theirs one after the other. Where
 they compute before they have waited for anything, they begin to do so in order: a device that is
-busy with a later one could not send what the first has made. And what they compute of what they
-have got goes before what the next but one begins with: a device takes first what was ready first,
-and all later products would be ready before this one's sum. Two under way are enough: of a link
-that takes t and computations that take p and q, (p + t + q) / 2 is no more than t or p + q.
+busy with a later one could not send what the first has made.
 """
 
 from __future__ import annotations
@@ -55,9 +52,6 @@ from meshfuse.kernel.nodes import IndexName, Kernel
 
 _ONCE: Final = const(0)
 """The instance of an event that is recorded once."""
-
-_UNDER_WAY: Final = 2
-"""Iterations that have begun, and have not yet computed all of what they wait for."""
 
 Name = TensorName | ScalarName
 
@@ -167,20 +161,13 @@ def _with_sums_in_order(
 
 def _begun_in_order(loop: _Iterations, body: Sequence[Node], events: Iterator[int]) -> list[Node]:
     """The body, whose first computation is not issued to the device before that of the iteration
-    before, nor before the last computation of that which is _UNDER_WAY before it; as it is where
-    transfers say when each may begin."""
-    places = [k for k, node in enumerate(body) if isinstance(node, Evaluate | Launch)]
+    before; as it is where transfers say when each may begin."""
+    place = next((k for k, node in enumerate(body) if isinstance(node, Evaluate | Launch)), None)
     posts = any(isinstance(node, Communicate) for node in all_nodes(body))
-    waits = [k for k, node in enumerate(body) if isinstance(node, Wait)]
-    if not places or not posts or (waits and waits[0] < places[0]):
+    if place is None or not posts or any(isinstance(node, Wait) for node in body[:place]):
         return list(body)
-    number, event, first, last = loop.number, next(events), places[0], places[-1]
-    begin: list[Node] = [WaitEvent(event, number - 1), Record(event, number)]
-    if waits and waits[0] < last and const_value(loop.count) not in range(_UNDER_WAY + 1):
-        done = next(events)
-        body = [*body[: last + 1], Record(done, number), *body[last + 1 :]]
-        begin = [WaitEvent(done, number - _UNDER_WAY), *begin]
-    return [*body[:first], *begin, *body[first:]]
+    number, event = loop.number, next(events)
+    return [*body[:place], WaitEvent(event, number - 1), Record(event, number), *body[place:]]
 
 
 def _written_together(

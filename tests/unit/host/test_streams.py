@@ -11,31 +11,18 @@ import torch
 from host_loops import gathered_rows
 from meshfuse import FusionDefinition
 from meshfuse.base.errors import InvariantError, UserError
-from meshfuse.base.options import NO_OPTIONS
 from meshfuse.dist.communicator import Communicator
 from meshfuse.expr import const, symbol
-from meshfuse.facts.overlap_form import Overlap
 from meshfuse.host.events import CALLER, AwaitMark, AwaitWork, Event, Mark
 from meshfuse.host.executors import run_executable
 from meshfuse.host.load import load
 from meshfuse.host.memory_use import memory_use
-from meshfuse.host.nodes import (
-    Evaluate,
-    ForLoop,
-    HostProgram,
-    Node,
-    OnStream,
-    Record,
-    WaitEvent,
-    all_nodes,
-)
+from meshfuse.host.nodes import ForLoop, HostProgram, Node, OnStream, Record, WaitEvent, all_nodes
 from meshfuse.host.printer import print_host_program, print_node
 from meshfuse.host.simulate import simulate
 from meshfuse.host.stream_order import without_known_marks
 from meshfuse.host.verify import verify_host_program
 from meshfuse.ir.mesh import ParallelType
-from meshfuse.pipeline import outline_program
-from peer_programs import multiply_then_sum
 from sharded_runs import integers
 from stream_programs import chunks_of, lowered
 
@@ -114,25 +101,6 @@ def test_sums_are_added_to_in_order() -> None:
     assert texts[first + 1].startswith("evaluate(into=T3")
     assert last == first + 2
     assert texts[-1] == "record(1, j0)"
-
-
-@pytest.mark.parametrize(("pieces", "is_kept_back"), [(1, False), (2, True)])
-def test_sums_go_before_products_of_the_next_but_one(pieces: int, is_kept_back: bool) -> None:
-    """Two ranks: a product for the peer, and the own one with its sum, for each piece."""
-    program = multiply_then_sum(2, 12, 4).fusion.recording.program
-    host = outline_program(program, Overlap.peers(pieces), NO_OPTIONS).host
-    [on_stream] = [node for node in all_nodes(host.body) if isinstance(node, OnStream)]
-    row = on_stream.body
-    product, addition = (k for k, node in enumerate(row) if isinstance(node, Evaluate))
-    number = on_stream.stream  # there are as many as iterations
-    kept_back = [
-        node.event
-        for node in row[:product]
-        if isinstance(node, WaitEvent) and node.instance == number - 2
-    ]
-    assert len(kept_back) == is_kept_back
-    for event in kept_back:
-        assert row[addition + 1] == Record(event, number)
 
 
 def test_a_sum_within_an_iteration_needs_no_order() -> None:
