@@ -33,9 +33,9 @@ from meshfuse.api.frozen_program import (
 from meshfuse.api.fusion_view import FusionView
 from meshfuse.api.hot_calls import (
     MOST_CALLS,
+    Conditions,
     HotCall,
     Kind,
-    Terms,
     facts_of_inputs,
     remember_call,
 )
@@ -181,9 +181,9 @@ class FusionExecutorCache:
             if is_usual:
                 if overlap is not None and not isinstance(overlap, str | Overlap):
                     read_overlap("execute", overlap, frozen.options)  # raises: it is compared below
-                terms = Terms.of_call(frozen, communicator, is_auto, overlap, given)
+                conditions = Conditions.of_call(frozen, communicator, is_auto, overlap, given)
                 facts = facts_of_inputs(values)
-                kind = None if facts is None else (terms, facts)
+                kind = None if facts is None else (conditions, facts)
                 known = None if kind is None else self._hot_calls.get(kind)
                 if known is not None:
                     results = known.run(values, communicator, call)
@@ -231,9 +231,9 @@ class FusionExecutorCache:
         executable = executor.compile(communicator.rank())
         results = self.deliver(bound, outputs, executable)
         if kind is not None:
-            terms, _ = kind
+            conditions, _ = kind
             hot = remember_call(
-                terms,
+                conditions,
                 values,
                 bound.arguments,
                 bound.prepared,

@@ -1,9 +1,9 @@
 """Calls like earlier ones: what was checked and decided then holds again.
 
-A call is of a kind: its terms and the facts of its inputs say all that checks and compiled code
-depend on, and the sizes. One like the last is told without its facts, by torch's guards; others are
-looked up. Whatever is unusual has no facts, and goes the long way: there errors are made and
-warnings given.
+A call is of a kind: its conditions and the facts of its inputs say all that checks and compiled
+code depend on, and the sizes. One like the last is told without its facts, by torch's guards;
+others are looked up. Whatever is unusual has no facts, and goes the long way: there errors are made
+and warnings given.
 """
 
 # torch's own guards are asked: all else that says how tensors are takes ten times as long.
@@ -33,26 +33,13 @@ from meshfuse.runtime.arguments import Argument
 
 _INT32_LIMIT, _INT64_LIMIT = 1 << 31, 1 << 63
 _TENSORS = (torch.Tensor, torch.nn.Parameter, DistributedTensor)
-is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+_is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 """Whether torch's operations are to be deterministic."""
 MOST_CALLS = 256
 """Calls that a definition remembers."""
 
-Facts = tuple[object, ...]
-"""What it depends on of its inputs: see facts_of_inputs."""
-Kind = tuple["Terms", Facts]
-"""Calls of one kind run alike."""
 
-Give = Callable[[torch.Tensor, Sharding, tuple[int, ...]], DistributedTensor]
-"""Makes a shard the DistributedTensor of this sharding and global shape."""
-Placed = tuple[int, Give, Sharding, tuple[int, ...]]
-"""A result on a mesh: its place among results, and how it is made what users get."""
-
-Guard = Callable[..., bool]
-"""Whether as many other inputs have the facts of those that it was made of."""
-
-
-class Terms(NamedTuple):
+class Conditions(NamedTuple):
     """What a call depends on beside its inputs: who schedules the program, in which form it is
     wanted, and the sizes that the caller says; on a mesh whether torch is to be deterministic, and
     which rank this is."""
@@ -70,11 +57,25 @@ class Terms(NamedTuple):
         is_auto: bool,
         overlap: Overlapping | None,
         given: Mapping[str, int],
-    ) -> Terms:
+    ) -> Conditions:
         sizes = tuple(given.items())
         if not frozen.meshes:
-            return Terms(is_auto, overlap, sizes, None, None)
-        return Terms(is_auto, overlap, sizes, is_deterministic(), communicator.here)
+            return Conditions(is_auto, overlap, sizes, None, None)
+        return Conditions(is_auto, overlap, sizes, _is_deterministic(), communicator.here)
+
+
+Facts = tuple[object, ...]
+"""What a call depends on of its inputs: see facts_of_inputs."""
+Kind = tuple[Conditions, Facts]
+"""Calls of one kind run alike."""
+
+Give = Callable[[torch.Tensor, Sharding, tuple[int, ...]], DistributedTensor]
+"""Makes a shard the DistributedTensor of this sharding and global shape."""
+Placed = tuple[int, Give, Sharding, tuple[int, ...]]
+"""A result on a mesh: its place among results, and how it is made what users get."""
+
+Guard = Callable[..., bool]
+"""Whether as many other inputs have the facts of those that it was made of."""
 
 
 @final
@@ -82,7 +83,7 @@ class Terms(NamedTuple):
 class HotCall:
     """How arguments are taken, what runs on them, and how results are given.
 
-    `terms`, `count` of inputs and `fits` say which calls: see guard_of. By position: `shards` are
+    `conditions`, `input_count` and `fits` say which calls: see guard_of. By position: `shards` are
     DistributedTensors, `detached` tensors that require grad, `reals` numbers that must be floats.
     `placed` are the results on a mesh, `views` those of others that may be views: see plain_result.
     `given` are the global sizes that the caller says. `kept` are shardings that the facts know by
@@ -90,8 +91,8 @@ class HotCall:
     the values of numbers, too.
     """
 
-    terms: Terms
-    count: int
+    conditions: Conditions
+    input_count: int
     fits: Guard | None
     prepared: Prepared
     executable: Executable
@@ -109,16 +110,16 @@ class HotCall:
     ) -> bool:
         """Whether a call, for which the caller says no sizes, is known to be one of those. Not
         where numbers are among its inputs: to find their facts takes no longer than to ask."""
-        fits, terms, here = self.fits, self.terms, self.terms.here
+        fits, conditions, here = self.fits, self.conditions, self.conditions.here
         return (
             fits is not None
-            and terms.is_auto is is_auto
-            and type(terms.overlap) is type(overlap)  # others may have no truth value
-            and terms.overlap == overlap
-            and not terms.given
+            and conditions.is_auto is is_auto
+            and type(conditions.overlap) is type(overlap)  # others may have no truth value
+            and conditions.overlap == overlap
+            and not conditions.given
             and (here is None or here is communicator.here or here == communicator.here)
-            and (here is None or terms.is_deterministic is is_deterministic())
-            and len(inputs) == self.count
+            and (here is None or conditions.is_deterministic is _is_deterministic())
+            and len(inputs) == self.input_count
             and fits(*inputs)
         )
 
@@ -235,7 +236,7 @@ def guard_of(inputs: Sequence[Any]) -> Guard | None:
 
 
 def remember_call(
-    terms: Terms,
+    conditions: Conditions,
     inputs: Sequence[Any],
     arguments: Sequence[Argument],
     prepared: Prepared,
@@ -244,8 +245,8 @@ def remember_call(
     results: Sequence[torch.Tensor],
     given: Mapping[str, int],
 ) -> HotCall | None:
-    """A call of some kind, as it went: its terms, its inputs and the arguments they became, what
-    ran, the outputs of that and the results they became.
+    """A call of some kind, as it went: its conditions, its inputs and the arguments they became,
+    what ran, the outputs of that and the results they became.
 
     None where results are shards whose sizes depend on the values of numbers.
     """
@@ -259,7 +260,7 @@ def remember_call(
     tensors = [(i, value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     shards = [(i, value) for i, value in tensors if isinstance(value, DistributedTensor)]
     return HotCall(
-        terms,
+        conditions,
         len(inputs),
         guard_of(inputs),
         prepared,
@@ -272,7 +273,7 @@ def remember_call(
             if isinstance(taken, float) and not isinstance(value, float)
         ),
         placed,
-        _views(outputs, results, arguments),
+        _places_of_views(outputs, results, arguments),
         given,
         tuple(value.sharding for _, value in shards),
         executable.only_plan(arguments, given),
@@ -291,7 +292,7 @@ def _giving(outputs: Sequence[torch.Tensor], place: int, arguments: Sequence[Arg
     return DistributedTensor.made_of if is_new else DistributedTensor.of_checked
 
 
-def _views(
+def _places_of_views(
     outputs: Sequence[torch.Tensor],
     results: Sequence[torch.Tensor],
     arguments: Sequence[Argument],
