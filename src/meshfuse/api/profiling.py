@@ -200,7 +200,7 @@ _ACTIVE: ContextVar[PythonProfiler | None] = ContextVar("meshfuse_profiler", def
 """The profiler whose block this thread or task is in."""
 
 active_profiler = _ACTIVE.get
-"""As a function."""
+"""That profiler, or None. Every call asks: so it is the variable's own method, and no frame."""
 
 
 def get_fusion_profile() -> FusionProfile:

@@ -12,10 +12,11 @@ from meshfuse.facts import sharding as facts
 
 
 def plain_result(output: torch.Tensor) -> torch.Tensor:
-    """`output` without grad, sharing memory.
+    """`output`, of one device, without grad: itself, or a tensor on its memory that torch does not
+    know as a view.
 
-    Not a view: programs run while no grad is recorded, and what torch makes a view then it refuses
-    to change in place where grad is. Which results are views the compiler decides, not the user.
+    Programs run while no grad is recorded, and what torch makes a view then it refuses to change in
+    place where grad is. Which results are views the compiler decides, not the user.
     """
     return output.detach() if output.requires_grad or output._is_view() else output
 

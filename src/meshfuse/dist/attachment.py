@@ -32,7 +32,8 @@ class Bound(Protocol):
 @dataclass(slots=True, eq=False, repr=False)
 class Attachment:
     """What stands on one default process group: our part of its store, the groups made so far, and
-    what was agreed on in them. `bound` are told when they are closed, if they still exist."""
+    what was agreed on in them. `bound` are told when these are closed, if they still exist; who
+    comes later sees that it `is_closed`."""
 
     world: dist.ProcessGroup
     store: dist.Store

@@ -17,16 +17,15 @@ import torch.distributed as dist
 
 _ANY = "any refused"
 
-
 Call = tuple[str, int]
 """A program, by a text that all ranks have, and the number of one of its calls, from 1."""
-
 
 IN_ANOTHER_THREAD = (
     "execute: another thread of this rank executes a definition that communicates; ranks cannot "
     "tell which calls belong together: let one thread make them all, or one after the other in the "
     "same order on all ranks"
 )
+"""What is said to a call that comes to its collectives while another one is at its own."""
 
 
 @final
@@ -34,10 +33,12 @@ class CallLog:
     """The calls of one rank that may communicate, and the part of the store where ranks say what
     they refused.
 
-    `turn` holds what stands for the call that goes to its collectives: ranks would pair those of
-    several at random. An interrupt comes behind any function; who has put what into a table finds
-    out then, and who has acquired a lock does not. `current` is that call, `entered` the latest
-    that does more than to look whether it is expected.
+    `current` is the call that is at its collectives. `turn` holds what stands for it, so that it is
+    the only one: ranks would pair the collectives of several at random. That is a table, not a
+    lock, as an interrupt may come behind any function: who has put something into a table finds it
+    there then, and who has acquired a lock cannot know. `entered` is the latest call that has gone
+    on from there to peers; before, it looks whether it is expected. CallEntry.enter sets all three
+    itself, for a frame less.
     """
 
     __slots__ = (

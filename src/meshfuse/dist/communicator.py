@@ -91,7 +91,7 @@ class CallEntry:
         while another thread is in a call, and as Communicator.agree does.
         """
         attachment = self._attachment
-        calls, mine = attachment.calls, [call]
+        calls, mine = attachment.calls, [call]  # a list: known by identity
         try:
             if calls.turn.setdefault(None, mine) is not mine:
                 raise UserError(IN_ANOTHER_THREAD)

@@ -21,7 +21,8 @@ _ADD_DEPENDENCIES: Final = 0
 _SET_DEPENDENCIES: Final = 1
 
 current_handle: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
-"""That of the current stream of a device, by the device's number."""
+"""The handle of the current stream of a device, by the device's index. Torch's own function, with
+nothing between; 0 where torch was built without CUDA, as the default stream has it."""
 
 
 class FlagOperation(ctypes.Structure):

@@ -215,7 +215,7 @@ class StreamWatch:
         self._give_up = give_up
         self._seconds = seconds
         self.lanes: dict[int, Lane] = {}
-        """By the handles of streams."""
+        """By the handles of streams. Always the same table: Group.counted has it, too."""
         self._closed = Event()
         self._thread: Thread | None = None
 
@@ -227,7 +227,7 @@ class StreamWatch:
         lane.noted.append((sequence, subject))
 
     def begin_lane(self, handle: int, device: torch.device) -> Lane:
-        """That of a stream of which nothing was noted; the device's current one."""
+        """A lane for the current stream of a device, which has this handle and none so far."""
         lane = Lane(partial(mark_stream, torch.cuda.current_stream(device)))
         self.lanes[handle] = lane
         if self._thread is None:

@@ -227,7 +227,7 @@ def find_stream(program: Program, tensor: TensorName, leaf: AxisName) -> Stream 
 
 
 def _loops_over(schedule: Schedule, axis: AxisName) -> tuple[AxisName, ...]:
-    """The stream leaves among what an axis is, is split into, or is as swizzled."""
+    """The stream leaves, outermost first, that an axis is or was split and swizzled into."""
     names = {axis}
     for step in schedule.steps:
         if isinstance(step, Split | Swizzle1d) and step.source in names:
@@ -236,7 +236,7 @@ def _loops_over(schedule: Schedule, axis: AxisName) -> tuple[AxisName, ...]:
 
 
 def extent_below(program: Program, tensor: TensorName, leaf: AxisName) -> IntExpr:
-    """How many elements an index of that axis stands for which a stream leaf was split off.
+    """How many elements lie below one index of the axis that a stream leaf was split off.
 
     a0{12} -> [a1{4}, a2{3}], a1 -> [a3{2} on the stream, a4{2}]   ->   3
     """
@@ -245,8 +245,9 @@ def extent_below(program: Program, tensor: TensorName, leaf: AxisName) -> IntExp
 
 
 def _ends_with_an_index(program: Program, tensor: TensorName, leaf: AxisName) -> bool:
-    """Whether chunks are of whole indices of the axis that a leaf was split off: the last one, too,
-    if no split rounds up. If no other leaf is bound it is all one: no loops are left."""
+    """Whether all chunks are of whole indices of the axis that a leaf was split off. The last one
+    is, too, if no split rounds up. Where no other leaf is bound a chunk gets plain loops, which may
+    end anywhere."""
     schedule, axes = program.schedule(tensor), program.all_axes(tensor)
     own, further = _splits_above(schedule, leaf)
     if len(schedule.bindings) == 1 or not further:

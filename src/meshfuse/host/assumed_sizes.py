@@ -30,9 +30,10 @@ _ODD: Final = 1021
 """A prime: chunks that are rounded up or down overlap, or leave something out, if they ever do."""
 _OTHERS: Final = ((120, 24), (121, 25), (119, 23), (1100, 40), (5,), (1,), (0,))
 """What many numbers divide, what leaves a rest of one or all but one, more than is assumed first,
-fewer than there are chunks, and none; smaller ones for loops that have too many iterations else."""
+fewer than there are chunks, and none. Of each row the first is taken for which loops in loops have
+not too many iterations."""
 _MOST_STEPS: Final = 20_000
-"""What loops in loops may do: to follow the data of as many takes seconds."""
+"""Nodes that loops in loops may issue: to follow the data of as many takes seconds."""
 
 
 def assumed_sizes(program: HostProgram) -> Mapping[str, int]:
@@ -76,6 +77,7 @@ def _numbered(symbols: Sequence[Symbol], wanted: int, apart: int) -> dict[str, i
 
 
 def _is_followed(program: HostProgram, sizes: Mapping[str, int]) -> bool:
+    """Whether all iterations can be followed in a time that tests have."""
     return _steps(program.body, sizes) <= _MOST_STEPS
 
 

@@ -166,8 +166,8 @@ class _Flow:
             for after in written.values()
             if here.held[before].is_where(here.held[after])
         }
-        is_sum = {before for before, _ in added_to}
-        given = {k: self._contents.read(here, v, for_sum=v in is_sum) for k, v in read.items()}
+        sums = {before for before, _ in added_to}
+        given = {k: self._contents.read(here, v, for_sum=v in sums) for k, v in read.items()}
         for buffer, name in written.items():
             found = joints.get(buffer, UNKNOWN)
             operands = {k: given[k] for k in found.behind if (read[k], name) not in added_to}

@@ -240,7 +240,7 @@ class EvaluateStep(Step):
 def _evaluating(
     compute: Compute, result: Result, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> Action:
-    """What puts the one result of an expression into its slot."""
+    """What puts the one result of an expression into its slot, as its readers want it."""
     slot, dtype = result.slot, result.dtype
 
     def evaluate(slots: Slots) -> None:
@@ -253,6 +253,7 @@ def _evaluating(
         return evaluate
     function, first, second = compute.function, compute.first, compute.second
 
+    # as `evaluate`, with a frame less: what is called is torch's own function
     def apply(slots: Slots) -> None:
         value = function(slots[first], slots[second])
         if value.stride() != strides or value.shape != shape or value.dtype != dtype:

@@ -172,7 +172,7 @@ def without_streams(program: Program) -> Program:
 
 def without_leaf(program: Program, tensor: TensorName, leaf: AxisName, size: IntExpr) -> Program:
     """The loop nest of a chunk: the splits that made the stream leaf go, and what is left of the
-    axis that they split, `size` long, takes its place.
+    axis that they split, `size` of its indices, takes its place.
 
     a0 -> (a1 on the stream, a2), a2 -> (a3 on the mesh, a4)   becomes   a0 -> (a3 on the mesh, a4)
     """

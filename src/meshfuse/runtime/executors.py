@@ -197,7 +197,8 @@ class ExprEvalExecutor(Executor):
         return bind_exprs(self._exprs, scope, into, is_added=is_added)
 
     def bind_one(self, scope: Scope) -> Compute | None:
-        """What makes the result of the only expression, if there is but one that makes but one."""
+        """What makes the result of the only expression, for the sizes of `scope`; see bind_expr.
+        None where there are several, and for what `bind` alone knows a way, or an error."""
         if self._exprs is None or len(self._exprs) != 1:
             return None
         return bind_expr(self._exprs[0], scope)
