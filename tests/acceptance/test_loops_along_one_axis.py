@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -13,81 +14,52 @@ from meshfuse import DistributedTensor, FusionDefinition, TensorView
 from meshfuse.multidevice import simulate
 from sharded_runs import X, integers, mesh_of, place, without_kernels
 
-Cuts = Callable[[TensorView], None]
+OUTER, INNER = TensorView.outer_split, TensorView.inner_split
 
 
-def on_stream(tensor: TensorView, *leaves: int) -> None:
-    for leaf in leaves:
-        tensor.axis(leaf).parallelize(STREAM)
+@dataclass(frozen=True)
+class Cuts:
+    """Splits one after the other, each of the leaf at a place by a factor; and which leaves are on
+    the stream then."""
+
+    splits: tuple[tuple[Callable[[TensorView, int, int], object], int, int], ...]
+    on_stream: tuple[int, ...]
+
+    def apply(self, tensor: TensorView) -> None:
+        for split, leaf, factor in self.splits:
+            split(tensor, leaf, factor)
+        for leaf in self.on_stream:
+            tensor.axis(leaf).parallelize(STREAM)
 
 
-def halves_of_halves(tensor: TensorView) -> None:
-    """[2@stream, 2@stream, ..], the second split off the rest."""
-    tensor.outer_split(0, 2)
-    tensor.outer_split(1, 2)
-    on_stream(tensor, 0, 1)
+ALL = {
+    # [2@stream, 2@stream, ..], the second split off the rest
+    "halves of halves": Cuts(((OUTER, 0, 2), (OUTER, 1, 2)), (0, 1)),
+    # [2@stream, 2, 3@stream, ..]: the first was split off what stands above the other
+    "quarters in halves": Cuts(((OUTER, 0, 4), (OUTER, 0, 2), (OUTER, 2, 3)), (0, 2)),
+    # [2@stream, 2@stream, ..], the first split off above the second
+    "blocks one by one": Cuts(((OUTER, 0, 4), (OUTER, 0, 2)), (0, 1)),
+    # [2@stream, 2, 2@stream, ..], where the first split is by what is inside
+    "blocks of an inner split": Cuts(((OUTER, 0, 4), (INNER, 0, 2), (OUTER, 2, 2)), (0, 2)),
+    # [2, 2@stream, rows, 1@stream]: what the second cuts is a row already
+    "single rows": Cuts(((OUTER, 0, 2), (OUTER, 1, 2), (INNER, 2, 1)), (1, 3)),
+    # [2, 2@stream, 5@stream, ..] of 12 rows: of 3 rows five chunks, of which two have none
+    "chunks without rows": Cuts(((OUTER, 0, 2), (OUTER, 1, 2), (OUTER, 2, 5)), (1, 2)),
+}
+SPLIT_OFF_ABOVE = ("quarters in halves", "blocks one by one", "blocks of an inner split")
 
 
-def quarters_in_halves(tensor: TensorView) -> None:
-    """[2@stream, 2, 3@stream, ..]: the first was split off what stands above the other."""
-    tensor.outer_split(0, 4)
-    tensor.outer_split(0, 2)
-    tensor.outer_split(2, 3)
-    on_stream(tensor, 0, 2)
-
-
-def blocks_one_by_one(tensor: TensorView) -> None:
-    """[2@stream, 2@stream, ..], the first split off above the second."""
-    tensor.outer_split(0, 4)
-    tensor.outer_split(0, 2)
-    on_stream(tensor, 0, 1)
-
-
-def blocks_of_an_inner_split(tensor: TensorView) -> None:
-    """[2@stream, 2, 2@stream, ..], where the first split is by what is inside."""
-    tensor.outer_split(0, 4)
-    tensor.inner_split(0, 2)
-    tensor.outer_split(2, 2)
-    on_stream(tensor, 0, 2)
-
-
-def single_rows(tensor: TensorView) -> None:
-    """[2, 2@stream, rows, 1@stream]: what the second cuts is a row already."""
-    tensor.outer_split(0, 2)
-    tensor.outer_split(1, 2)
-    tensor.inner_split(2, 1)
-    on_stream(tensor, 1, 3)
-
-
-def outer_loop_of_an_empty_rest(tensor: TensorView) -> None:
-    """[2, 2@stream, 5@stream, ..] of 12 rows: of 3 rows five chunks, of which two have none."""
-    tensor.outer_split(0, 2)
-    tensor.outer_split(1, 2)
-    tensor.outer_split(2, 5)
-    on_stream(tensor, 1, 2)
-
-
-ALL: Sequence[Cuts] = (
-    halves_of_halves,
-    quarters_in_halves,
-    blocks_one_by_one,
-    blocks_of_an_inner_split,
-    single_rows,
-    outer_loop_of_an_empty_rest,
-)
-
-
-def build(cuts: Cuts, rows: int, fd: FusionDefinition) -> None:
+def build(cuts: str, rows: int, fd: FusionDefinition) -> None:
     product = fd.ops.matmul(dense(fd, rows, 4), dense(fd, 4, 5))
     result = fd.ops.relu(product)
-    cuts(result)
+    ALL[cuts].apply(result)
     fd.add_output(result)
 
 
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("rows", [12, 24])
 @pytest.mark.parametrize("cuts", ALL)
-def test_there_are_two_loops_for_all(cuts: Cuts, rows: int, kernels: bool) -> None:
+def test_there_are_two_loops_for_all(cuts: str, rows: int, kernels: bool) -> None:
     fd = define(partial(build, cuts, rows))
     inputs = [integers(rows, 4), integers(4, 5)]
     found = loops(host_program(fd, inputs, kernels=kernels))
@@ -102,7 +74,7 @@ def test_there_are_two_loops_for_all(cuts: Cuts, rows: int, kernels: bool) -> No
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 11, 13])
 @pytest.mark.parametrize("cuts", ALL)
-def test_any_number_of_rows(cuts: Cuts, rows: int) -> None:
+def test_any_number_of_rows(cuts: str, rows: int) -> None:
     """Chunks that are not all of one size are not cut any further: there is a loop less."""
     fd = define(partial(build, cuts, rows))
     inputs = [integers(rows, 4), integers(4, 5)]
@@ -112,8 +84,8 @@ def test_any_number_of_rows(cuts: Cuts, rows: int) -> None:
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("cuts", [quarters_in_halves, blocks_one_by_one, blocks_of_an_inner_split])
-def test_sums_over_ranks(cuts: Cuts, d: int) -> None:
+@pytest.mark.parametrize("cuts", SPLIT_OFF_ABOVE)
+def test_sums_over_ranks(cuts: str, d: int) -> None:
     mesh, rows = mesh_of(d), 24
     with FusionDefinition() as fd:
         x, w = dense(fd, rows, 2 * d), dense(fd, 2 * d, 5)
@@ -121,7 +93,7 @@ def test_sums_over_ranks(cuts: Cuts, d: int) -> None:
         place(mesh, {1: X}, x)
         place(mesh, {0: X}, w)
         place(mesh, {}, y)
-        cuts(y)
+        ALL[cuts].apply(y)
         fd.add_output(y)
     inputs = [integers(rows, 2 * d), integers(2 * d, 5)]
     for [found] in simulate(fd, inputs):
@@ -142,7 +114,7 @@ def test_ranks_have_a_part_of_each_chunk(d: int) -> None:
             tensor.outer_split(0, 2)
             tensor.outer_split(2, d)
             tensor.axis(2).parallelize(mesh.axis(0))
-        on_stream(y, 0)
+        y.axis(0).parallelize(STREAM)
         fd.add_output(y)
     value = integers(rows, 4)
     parts = value.relu().reshape(4, d, 2, 4)
