@@ -88,8 +88,9 @@ class DirectCollective:
     Once it is bound, `_send` makes of a source what is sent, `_receive` of a result the memory for
     what is received, and `_unpack` puts that in its places; None where there is nothing to do.
     `_arriving`: that memory and the result, until the wait. `_strides`: of source and result for
-    which all this was chosen, unless both are contiguous. `quick` is there if that is so and there
-    is nothing to do: `post` then does no more, and `follow` awaits what it gives.
+    which all this was chosen, unless both are contiguous. `quick` starts it if that is so and there
+    is nothing to make or to unpack; who calls it in place of `post` has seen that both are
+    contiguous, and has `follow` await the work that it gives, if any.
     """
 
     __slots__ = (
@@ -153,7 +154,7 @@ class DirectCollective:
             self.wait()
 
     def follow(self, work: dist.Work) -> None:
-        """As `wait`, of work that was just posted."""
+        """As `wait`, of the work that `quick` has just given. Raises as Pending.wait does."""
         if self._group is not None:
             self._group.await_on_stream(work, self._device, self._group.posted, self._text)
 

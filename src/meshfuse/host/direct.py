@@ -197,7 +197,8 @@ class DirectPlan:
         return [slots[place] for place in self._outputs]
 
     def _fail(self, error: BaseException, to_come: Iterator[Act]) -> None:
-        """An action has failed, or none was begun: peers count on the rank until its last wait."""
+        """An action has failed, or an interrupt came before the first; `to_come` are those that
+        were not begun. Peers count on the rank until its last wait."""
         done = len(self._actions) - sum(1 for _ in to_come)
         if max(done, 1) <= self._meetings:
             self._give_up(error)
@@ -368,7 +369,8 @@ def _posting(collective: DirectCollective, asked: PostCollective) -> Act:
 
 
 def _performing(collective: DirectCollective, asked: PostCollective) -> Act:
-    """What posts a collective and awaits it at once."""
+    """What posts a collective and awaits it at once: as DirectCollective.perform, but where `quick`
+    will do two frames less."""
     src, out, in_place = asked.src, asked.out, asked.in_place
 
     def perform(slots: Slots) -> None:
@@ -379,7 +381,7 @@ def _performing(collective: DirectCollective, asked: PostCollective) -> Act:
         if start is None or not (source.is_contiguous() and result.is_contiguous()):
             collective.perform(source, result)
             return
-        work = start(result, source)  # as in `perform`, with a frame less
+        work = start(result, source)
         if work is not None:
             collective.follow(work)
 

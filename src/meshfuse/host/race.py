@@ -1,8 +1,8 @@
 """Forms of a program run against one another, and which of them is to be kept.
 
-Rounds are interleaved, so that what slows the machine down slows all forms, and each comes behind
-each other one about equally often: behind one that kept a GPU busy all the time there is less power
-left, and behind itself a form finds the host warm. One takes the place of the plain form only if it
+Rounds are interleaved, so that what slows the machine down slows all forms, and in them each comes
+behind each other one about equally often: behind one that kept a GPU busy there is less power left,
+and behind itself a form finds the host warm. One takes the place of the plain form only if it
 is quicker beyond doubt: times are compared round by round, and the upper end of a confidence
 interval of the median ratio counts, which no single outlier moves.
 """

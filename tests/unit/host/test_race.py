@@ -99,14 +99,20 @@ def test_a_form_that_is_required_need_not_be_quicker() -> None:
     assert chosen(raced(always(14), always(12)), is_required=True) == FOUR
 
 
-def test_none_comes_behind_itself_and_the_first_rounds_do_not_count() -> None:
-    track = raced(lambda k: 1000 if k < WARM_UP_ROUNDS else 5, always(12))
-    rows = race([TWO, FOUR], track)
-    assert all(track.ran.count(form) == WARM_UP_ROUNDS + ROUNDS for form in (PLAIN, TWO, FOUR))
-    raced_in_turn = track.ran[3 * WARM_UP_ROUNDS :]
+@pytest.mark.parametrize("count", [3, 4, 5, 6])
+def test_each_comes_behind_each_other_and_the_first_rounds_do_not_count(count: int) -> None:
+    others = [Overlap.chunks(chunks) for chunks in range(2, count + 1)]
+    times = {PLAIN: always(10), **{form: always(12) for form in others}}
+    times[TWO] = lambda k: 1000 if k < WARM_UP_ROUNDS else 5
+    track = Track(times)
+    rows = race(others, track)
+    assert all(track.ran.count(form) == WARM_UP_ROUNDS + ROUNDS for form in (PLAIN, *others))
+    raced_in_turn = track.ran[count * WARM_UP_ROUNDS :]
     assert all(form != following for form, following in pairwise(raced_in_turn))
-    behind = Counter(pairwise(raced_in_turn))
-    assert len(behind) == 6 and max(behind.values()) - min(behind.values()) <= 4, behind
+    rounds = [raced_in_turn[count * k : count * (k + 1)] for k in range(ROUNDS)]
+    behind = Counter(pair for one in rounds for pair in pairwise(one))
+    assert len(behind) == count * (count - 1)
+    assert max(behind.values()) - min(behind.values()) <= 2, behind
     assert rows[1] == RaceRow(TWO, 5.0, 0.5, 0.5)
 
 
