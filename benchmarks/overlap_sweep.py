@@ -176,7 +176,7 @@ def earlier(job: Job, path: Path | None, tiny: bool) -> list[dict[str, Any]]:
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--count", type=int, default=COUNT)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=12, help="all orders of 3 variants are 6")
     parser.add_argument("--settle", type=int, default=40, help="calls of auto before it is timed")
     parser.set_defaults(limit=420.0)
     options = parser.parse_args()

@@ -60,7 +60,8 @@ def race(
     """Each variant `iterations` times in a row, in each of `rounds`; `warm_up` calls come first.
 
     Behind one that kept a GPU busy all the time, another finds less power left than behind one that
-    waited for transfers: see balanced_orders. The same on all ranks.
+    waited for transfers: see balanced_orders, of whose blocks `rounds` should be a multiple. Orders
+    are the same on all ranks.
     """
     for call in calls.values():
         for number in range(warm_up):
@@ -79,8 +80,9 @@ def race(
 
 
 def _time(job: Job, call: Call, iterations: int, number: int) -> float:
-    """Milliseconds a call, of one row of calls. On GPUs by the device's clock, and behind one more:
-    a first call would count the time of a host that has just woken up, 0.1 ms and more."""
+    """Milliseconds a call, of one row of calls from `number` on. On GPUs by the device's clock, and
+    behind one more: a first call would count the time of a host that has just woken up, 0.1 ms and
+    more."""
     job.meet()
     if not job.is_cuda:
         start = time.perf_counter()
