@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 from collections.abc import Callable, Sequence
-from types import FrameType
+from functools import partial
 from typing import Any
 
 import numpy
 import pytest
 import torch
 
+from frames import frames_of
 from meshfuse import DataType, DistributedTensor, FusionDefinition, ParallelType
 from meshfuse.api import executor_cache
 from meshfuse.api.executor_cache import FusionExecutorCache
@@ -322,21 +322,10 @@ def test_what_is_unusual_has_no_facts() -> None:
 
 
 def test_a_call_like_the_last_takes_few_frames() -> None:
-    """Behind a call of a GPU's driver each frame is cold, and costs about a microsecond."""
     fd, inputs = linear()
     for _ in range(3):
         fd.execute(inputs)
-    frames: list[str] = []
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_name != "<listcomp>":  # none from Python 3.12 on
-            frames.append(frame.f_code.co_name)
-
-    sys.setprofile(note)
-    try:
-        [y] = fd.execute(inputs)
-    finally:
-        sys.setprofile(None)
+    [y], frames = frames_of(partial(fd.execute, inputs))
     assert torch.equal(y, torch.nn.functional.linear(*inputs))
     assert frames[0] == "execute"
     assert len(frames) <= 8, frames

@@ -7,80 +7,29 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 import torch
-from torch.distributed import HashStore, PrefixStore
 
+from alike_ranks import TEAM, Backend, Peers, peers_over, seem_to_be_on_a_stream
 from meshfuse.base.errors import CommunicationError
-from meshfuse.dist import collectives, deadlines, groups
-from meshfuse.dist.board import Board, publish_identity
+from meshfuse.dist import collectives, groups
 from meshfuse.dist.bound_collectives import SizedCollective
-from meshfuse.dist.collectives import CollectiveBackend, CollectiveRequest, Transfer
+from meshfuse.dist.collectives import CollectiveRequest, Transfer
 from meshfuse.dist.communicator import Communicator
 from meshfuse.dist.direct import DirectCollective, DirectTransfer
-from meshfuse.dist.groups import Group
 from meshfuse.dist.packing import Holding, Packing, pack_gather, pack_scatter
-from meshfuse.dist.pending import Pending
 from meshfuse.dist.transfers import SizedTransfer
 
-TEAM = (0, 1)
 CPU = torch.device("cpu")
-
-
-@dataclass
-class Backend:
-    """That of two ranks which have the same. What it is asked is done at once, or by its work."""
-
-    log: list[str] = field(default_factory=list[str])
-    has_work: bool = False
-    fails: bool = False
-
-    def _allgather_base(self, out: torch.Tensor, src: torch.Tensor, *options: object) -> Any:
-        if self.fails:
-            raise RuntimeError("the other rank is away")
-        self.log.append(f"gather {src.numel()}")
-        out.view(2, -1).copy_(src.reshape(1, -1).expand(2, -1))
-        return SimpleNamespace(wait=lambda: self.log.append("wait")) if self.has_work else None
-
-    def allreduce(self, tensors: list[torch.Tensor], options: object) -> None:
-        self.log.append("reduce")
-        tensors[0].mul_(2)
-
-    def abort(self) -> None:
-        self.log.append("abort")
-
-
-@dataclass
-class Peers:
-    """In place of a communicator. `requests`: how often it was asked the long way."""
-
-    group: Group
-    requests: int = 0
-
-    def post(self, request: CollectiveRequest) -> Pending:
-        self.requests += 1
-        return Pending(self.group.post(request), self.group, 5.0)
 
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
-    monkeypatch.setattr(groups, "is_on_stream", lambda request: True)
-    monkeypatch.setattr(deadlines, "current_handle", lambda device: 7)
-    monkeypatch.setattr(deadlines, "mark_stream", lambda stream: lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    seem_to_be_on_a_stream(monkeypatch)
     return Backend()
-
-
-def peers_over(backend: Backend) -> Peers:
-    store = HashStore()
-    notices, processes = PrefixStore("n", store), PrefixStore("p", store)
-    for rank in TEAM:
-        publish_identity(processes, rank)
-    return Peers(Group(Board(0, TEAM, notices, processes), cast(CollectiveBackend, backend)))
 
 
 def collective(
