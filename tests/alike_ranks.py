@@ -51,14 +51,19 @@ class Backend:
 
 @dataclass
 class Peers:
-    """In place of a communicator. `requests`: how often it was asked the long way."""
+    """In place of a communicator. `requests`: how often it was asked the long way; `told`: of what
+    peers were told that this rank gives up for."""
 
     group: Group
     requests: int = 0
+    told: list[str] = field(default_factory=list[str])
 
     def post(self, request: CollectiveRequest) -> Pending:
         self.requests += 1
         return Pending(self.group.post(request), self.group, 5.0)
+
+    def give_up(self, reason: str) -> None:
+        self.told.append(reason)
 
 
 def seem_to_be_on_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:

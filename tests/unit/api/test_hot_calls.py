@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,10 +19,12 @@ from meshfuse.api import executor_cache
 from meshfuse.api.executor_cache import FusionExecutorCache
 from meshfuse.api.hot_calls import MOST_CALLS, facts_of_inputs, guard_of
 from meshfuse.base.errors import UserError, UserTypeError
+from meshfuse.dist.communicator import Communicator
+from meshfuse.dist.launcher import Place
 from meshfuse.expr import const
 from meshfuse.facts.digits import Digit, Sharding
 from meshfuse.ir.mesh import make_mesh
-from meshfuse.multidevice import DeviceMesh
+from meshfuse.multidevice import DeviceMesh, Overlap
 
 
 def scaled(contiguity: bool = True) -> FusionDefinition:
@@ -302,6 +305,32 @@ def test_an_interrupt_leaves_grad_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
             patched.setattr(torch._C, "_set_grad_enabled", switch_and_end)
             fd.execute(inputs)
         assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"is_auto": True},
+        {"overlap": Overlap.chunks(2)},
+        {"overlap": "auto"},
+        {"overlap": None},
+        {"given": (("i0", 2),)},
+        {"is_deterministic": True},
+        {"here": Place(1, 2, 1, 2)},
+    ],
+)
+def test_a_call_under_other_conditions_is_unlike_the_last(other: dict[str, Any]) -> None:
+    with FusionDefinition() as fd:
+        x = fd.define_tensor([-1, 4], contiguity=True)
+        fd.add_output(fd.ops.relu(x))
+        x.set_device_mesh(DeviceMesh([0]))
+    inputs, communicator = [torch.randn(2, 4)], Communicator.instance()
+    for _ in range(2):
+        fd.execute(inputs, overlap="off")
+    last = fd.fec._last_hot
+    assert last is not None and last.is_like(inputs, communicator, False, "off")
+    unlike = replace(last, conditions=last.conditions._replace(**other))
+    assert not unlike.is_like(inputs, communicator, False, "off")
 
 
 def test_calls_are_forgotten_again() -> None:

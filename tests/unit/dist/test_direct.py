@@ -15,7 +15,7 @@ import torch
 
 from alike_ranks import TEAM, Backend, Peers, peers_over, seem_to_be_on_a_stream
 from meshfuse.base.errors import CommunicationError
-from meshfuse.dist import collectives, groups
+from meshfuse.dist import collectives, deadlines, groups
 from meshfuse.dist.bound_collectives import SizedCollective
 from meshfuse.dist.collectives import CollectiveRequest, Transfer
 from meshfuse.dist.communicator import Communicator
@@ -57,6 +57,21 @@ def test_work_is_awaited_where_there_is_some(backend: Backend) -> None:
         gather.post(torch.ones(1, 2), torch.empty(2, 2))
         gather.wait()
     assert backend.log == ["gather 2", "wait"] * 3
+
+
+@pytest.mark.parametrize("has_work", [False, True])
+def test_what_streams_wait_for_is_noted(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, has_work: bool
+) -> None:
+    """Each post, the long way or not; at the wait, if there is one."""
+    monkeypatch.setattr(deadlines, "mark_stream", lambda stream: lambda: False)
+    backend.has_work, peers = has_work, peers_over(backend)
+    gather = collective(peers, "all_gather")
+    for _ in range(3):
+        gather.perform(torch.ones(1, 2), torch.empty(2, 2))
+    [lane] = peers.group._stream_watch.lanes.values()
+    assert [sequence for sequence, _ in lane.noted] == [1, 2, 3]
+    assert all(str(text).startswith("all_gather") for _, text in lane.noted)
 
 
 def test_sums_are_of_the_source(backend: Backend) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -103,3 +104,49 @@ def test_a_collective_takes_few_frames(backend: Backend) -> None:
     [y], frames = frames_of(partial(direct.run, slots, None), apart_from="alike_ranks.py")
     torch.testing.assert_close(y, inputs[0].repeat(2, 1) @ inputs[1])
     assert frames == ["run", "allocate", "perform", "post", "apply"]
+
+
+class Interrupted:
+    """Actions, before the first of which there is an interrupt, once."""
+
+    def __init__(self, actions: Sequence[Any]) -> None:
+        self._count, self._rest, self._is_over = len(actions), iter(actions), False
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Interrupted:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._is_over:
+            self._is_over = True
+            raise KeyboardInterrupt
+        return next(self._rest)
+
+
+def scaled() -> FusionDefinition:
+    """No rank counts on another one."""
+
+    def build(fd: FusionDefinition) -> None:
+        fd.add_output(fd.ops.relu(dense(fd, ROWS // 2, 4)))
+
+    return define(build)
+
+
+@pytest.mark.parametrize(("make", "told"), [(gathered, ["KeyboardInterrupt: "]), (scaled, [])])
+def test_an_interrupt_before_all_actions_is_told_if_there_are_collectives(
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[], FusionDefinition],
+    told: list[str],
+) -> None:
+    peers = peers_over(backend)
+    inputs = [torch.randn(ROWS // 2, 4), torch.randn(4, 5)][: 2 if told else 1]
+    executable = executable_of(make(), inputs)
+    direct = direct_plan(executable, inputs, peers)
+    direct.run(executable.slots(inputs), None)
+    monkeypatch.setattr(direct, "_actions", Interrupted(direct._actions))
+    with pytest.raises(KeyboardInterrupt):
+        direct.run(executable.slots(inputs), None)
+    assert peers.told == told
