@@ -21,6 +21,16 @@ def added_in_chunks_of_columns(fd: FusionDefinition) -> None:
     fd.add_output(total)
 
 
+def added_in_chunks_of_any_size(fd: FusionDefinition) -> None:
+    """Of many iterations that add, each is in 2 chunks: the checker looks at a few of the many."""
+    x, y = (fd.define_tensor([-1, -1], contiguity=True) for _ in range(2))
+    total = fd.ops.sum(fd.ops.mul(x, y), [0])
+    total.inner_split(0, 3)
+    total.axis(0).parallelize(STREAM)
+    chunks(total, 2, 2)
+    fd.add_output(total)
+
+
 def two_loops(fd: FusionDefinition) -> None:
     """What one writes in 6 chunks of columns the other reads in 12 of rows, and then no more."""
     c = fd.ops.matmul(dense(fd, 12, 4), dense(fd, 4, 6))

@@ -45,6 +45,46 @@ class Transfer:
     clock: Clock
 
 
+@final
+@frozen_dataclass
+class _Row:
+    """Instances from `first` on. `steps`: of each loop of which several iterations are meant, how
+    far apart the instances of two are, and how many there are."""
+
+    first: int
+    steps: Mapping[int, int]
+
+    def has(self, instance: int) -> bool:
+        """All iterations of inner loops lie within a step of outer ones."""
+        rest = instance - self.first
+        for step, count in sorted(self.steps.items(), reverse=True):
+            rest -= step * max(0, min(count - 1, rest // step))
+        return rest == 0
+
+
+@final
+@dataclass(slots=True, eq=False, repr=False)
+class Marks:
+    """What streams knew where an event was marked, by instance. What is known of an iteration that
+    is not shown is what was known of the last one shown before it, of each loop around it."""
+
+    _known: dict[int, Mapping[int, int]] = field(default_factory=dict[int, Mapping[int, int]])
+    _rows: list[_Row] = field(default_factory=list[_Row])
+
+    def add(self, instance: int, clock: Mapping[int, int], steps: Mapping[int, int]) -> None:
+        """`steps`: of loops with iterations that are not shown, how far apart the instances of two
+        are, and how many this one stands for."""
+        self._known[instance] = clock
+        if steps := {step: count for step, count in steps.items() if step > 0}:
+            self._rows.append(_Row(instance, steps))
+
+    def find(self, instance: int) -> Mapping[int, int] | None:
+        """What was known there; None if it has not been marked."""
+        if instance in self._known:
+            return self._known[instance]
+        return next((self._known[row.first] for row in self._rows if row.has(instance)), None)
+
+
 def _timeline_of(stream: int) -> int:
     """Those of transfers are above 0, as the caller's stream has 0 and workers what is below."""
     return CALLER - stream

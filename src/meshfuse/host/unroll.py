@@ -45,13 +45,16 @@ class Issued:
     """Where a node is issued: the stream, the indices of the loops that it stands in, and how many
     iterations of loops came before.
 
-    `is_sample`: of one of those loops not all iterations are shown.
+    `is_sample`: of one of those loops not all iterations are shown. `stands_for`: of loops of which
+    this is the last iteration before some that are not shown, how many it is shown for, itself
+    included.
     """
 
     stream: int = CALLER
     indices: Mapping[str, int] = field(default_factory=dict[str, int])
     iteration: int = 0
     is_sample: bool = False
+    stands_for: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 _AT_ONCE: Final = Issued()
@@ -109,10 +112,13 @@ class _Unrolling:
         count = evaluate(loop.count, {**self.sizes, **there.indices})
         shown = self._shown(loop, count, there.indices)
         is_sample = there.is_sample or len(shown) < count
-        for k in shown:
+        for k, following in zip(shown, [*shown[1:], count], strict=False):
             indices = {**there.indices, loop.index: k}
-            iteration = there.iteration * count + k
-            yield from self.unroll(loop.body, Issued(there.stream, indices, iteration, is_sample))
+            iteration, stands_for = there.iteration * count + k, there.stands_for
+            if following > k + 1:
+                stands_for = {**stands_for, loop.index: following - k}
+            inside = Issued(there.stream, indices, iteration, is_sample, stands_for)
+            yield from self.unroll(loop.body, inside)
 
     def _shown(self, loop: ForLoop, count: int, indices: Mapping[str, int]) -> Sequence[int]:
         """Joins wait for one iteration of each stream: all of them are shown."""

@@ -12,7 +12,7 @@ is freed when that stream knows all uses to be over, whichever stream is current
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import final
 
 from typing_extensions import assert_never
@@ -20,7 +20,7 @@ from typing_extensions import assert_never
 from meshfuse.base.errors import InvariantError
 from meshfuse.base.frozen import frozen_dataclass
 from meshfuse.expr import evaluate
-from meshfuse.host.clocks import Moment, Timelines, Transfer
+from meshfuse.host.clocks import Marks, Moment, Timelines, Transfer
 from meshfuse.host.events import CALLER
 from meshfuse.host.faults import FaultKind, node_text, stream_text
 from meshfuse.host.nodes import (
@@ -66,22 +66,6 @@ class _Held:
 
 
 @final
-@dataclass(slots=True, eq=False, repr=False)
-class _Event:
-    """What streams knew where an event was marked, by instance. `is_sampled`: there are instances
-    that are not shown."""
-
-    marks: dict[int, Mapping[int, int]] = field(default_factory=dict[int, Mapping[int, int]])
-    is_sampled: bool = False
-
-    def find(self, instance: int) -> Mapping[int, int] | None:
-        """Of an iteration that is not shown, what is known of those before it."""
-        if instance not in self.marks and self.is_sampled:
-            instance = max((k for k in self.marks if k < instance), default=instance)
-        return self.marks.get(instance)
-
-
-@final
 class VirtualDevice:
     """One rank's memory. After a fault it goes on as if the program had been right."""
 
@@ -101,7 +85,7 @@ class VirtualDevice:
         self._time = Timelines()
         self._pending: dict[int, Transfer] = {}
         self._posts: dict[int, tuple[int, Communicate]] = {}
-        self._events: dict[int, _Event] = {}
+        self._events: dict[int, Marks] = {}
 
     def run(self) -> None:
         """Do all that the rank does, and report what is wrong."""
@@ -282,15 +266,21 @@ class VirtualDevice:
             self._tell(FaultKind.wait_without_post, None, never, number)
 
     def _mark(self, node: Record) -> None:
-        event = self._events.setdefault(node.event, _Event())
-        event.marks[evaluate(node.instance, self._values)] = self._time.mark()
-        event.is_sampled |= self._there.is_sample
+        marks, instance = self._events.setdefault(node.event, Marks()), self._instance(node)
+        meant = self._there.stands_for
+        steps = {self._instance(node, index) - instance: meant[index] for index in meant}
+        marks.add(instance, self._time.mark(), steps)
+
+    def _instance(self, node: Record, index: str | None = None) -> int:
+        """The instance that is marked, or that of the next iteration of a loop."""
+        values = self._values if index is None else {**self._values, index: self._values[index] + 1}
+        return evaluate(node.instance, values)
 
     def _await_mark(self, node: WaitEvent) -> None:
         instance = evaluate(node.instance, self._values)
         if instance < 0:
             return
-        clock = self._events.get(node.event, _Event()).find(instance)
+        clock = self._events.get(node.event, Marks()).find(instance)
         if clock is None:
             why = f"instance {instance} of event {node.event} has not been recorded before"
             self._tell(FaultKind.unrecorded_event, None, why)

@@ -11,14 +11,22 @@ import pytest
 from chunk_programs import product
 from golden_text import GoldenCheck
 from host_loops import define, gathered_rows
-from looped_programs import added_columns, nested, of_any_size, two_layers, two_loops, updated
+from looped_programs import (
+    added_columns,
+    added_in_chunks_of_any_size,
+    nested,
+    of_any_size,
+    two_layers,
+    two_loops,
+    updated,
+)
 from meshfuse import FusionDefinition
 from meshfuse.base.options import NO_OPTIONS, with_options
 from meshfuse.expr import symbol
 from meshfuse.facts.overlap_form import PLAIN, Overlap
 from meshfuse.host.assumed_sizes import assumed_sizes
 from meshfuse.host.check import check_host_program, check_ranks
-from meshfuse.host.clocks import Timelines
+from meshfuse.host.clocks import Marks, Timelines
 from meshfuse.host.events import CALLER
 from meshfuse.host.nodes import Communicate, HostProgram, WaitEvent
 from meshfuse.host.regions import WHOLE, Region, chunk_of, covers, overlap, view_of
@@ -49,6 +57,8 @@ PROGRAMS: dict[str, Callable[[], HostProgram]] = {
     "gathered_on_few": lambda: outlined(gathered_rows(2, 3, activated=True), 4),
     "added": lambda: outlined(define(added_columns), 2),
     "added_on_four": lambda: outlined(define(added_columns), 4),
+    "added_in_chunks": lambda: outlined(define(added_in_chunks_of_any_size), 4),
+    "added_in_chunks_on_three": lambda: outlined(define(added_in_chunks_of_any_size), 3),
     "two_loops": lambda: outlined(define(two_loops), 2),
     "nested": lambda: outlined(define(nested), 2),
     "of_any_size": lambda: outlined(define(of_any_size), 4),
@@ -220,3 +230,25 @@ def test_a_stream_knows_what_it_has_waited_for() -> None:
     later = time.begin(number=8)
     assert later.moment.timeline != transfer.moment.timeline
     assert not time.knows(transfer.moment)
+
+
+def test_an_iteration_that_is_not_shown_is_taken_for_one_with_the_same_index_in_the_others() -> (
+    None
+):
+    """for_loop(j0, 10) { for_loop(j1, 2) { record(0, 2*j0 + j1) } }, of j0 0 to 2 and 7 to 9."""
+    marks = Marks()
+    for instance in range(6):
+        marks.add(instance, {instance: 1}, {2: 5} if instance >= 4 else {})
+    assert [marks.find(n) for n in (3, 4, 5)] == [{3: 1}, {4: 1}, {5: 1}]
+    assert [marks.find(n) for n in (12, 13)] == [{4: 1}, {5: 1}]
+    assert [marks.find(n) for n in (-1, 14, 15)] == [None] * 3
+
+
+def test_two_loops_of_which_iterations_are_not_shown() -> None:
+    """record(0, 9*j0 + j1), shown: of j0 0 and 4, of j1 0, 1 and 8."""
+    marks = Marks()
+    for inner in (0, 1, 8):
+        marks.add(inner, {inner: 1}, {9: 4} | ({1: 7} if inner == 1 else {}))
+    found = [marks.find(9 * j0 + j1) for j0 in range(4) for j1 in range(9)]
+    assert found == ([{0: 1}] + [{1: 1}] * 7 + [{8: 1}]) * 4
+    assert marks.find(36) is None
