@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.nn.functional import linear
 
 from chunk_programs import KINDS, pieces, product
 from host_loops import chunks, define, dense, loops
-from meshfuse import FusionDefinition
+from meshfuse import FusionDefinition, TensorView
 from meshfuse.facts.overlap_form import CANDIDATES
 from meshfuse.ir.parser import parse_program
 from meshfuse.multidevice import Overlap
 from meshfuse.pipeline import forms_of, outline_program
-from sharded_runs import X, integers, mesh_of, place, run
+from sharded_runs import X, integers, mesh_of, place, run, without_kernels
 
 
 def notes_on_streams(fd: FusionDefinition) -> list[str]:
@@ -97,3 +100,41 @@ def test_a_leaf_that_no_loop_can_have_leaves_no_loops_behind() -> None:
 
     x = integers(6, 4)
     assert torch.equal(define(build).execute([x])[0], x.cumsum(0).relu())
+
+
+def halves(tensor: TensorView) -> None:
+    """[r, 2, ..], which binds nothing."""
+    tensor.outer_split(2, 2)
+
+
+def chunks_of_halves(tensor: TensorView) -> None:
+    """[r, 2, 2@stream, ..] of 3 columns or 5: the halves are not of one size."""
+    tensor.outer_split(2, 2)
+    chunks(tensor, 3, 2)
+
+
+@pytest.mark.parametrize("d", [0, 1, 2])
+@pytest.mark.parametrize("columns", [3, 5, 8])
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("cuts", [halves, chunks_of_halves])
+def test_a_sum_in_a_loop_forgets_what_splits_its_other_axes(
+    cuts: Callable[[TensorView], None], kernels: bool, columns: int, d: int
+) -> None:
+    """Where no loop can be along them: what is added to is a kernel's to schedule."""
+    with FusionDefinition() as fd:
+        x, y = dense(fd, 5, columns), dense(fd, 5, columns)
+        total = fd.ops.sum(fd.ops.mul(x, y), [0])
+        if d:
+            place(mesh_of(d), {}, x, y, total)
+        chunks(total, 0, 3)
+        cuts(total)
+        fd.add_output(fd.ops.relu(total))
+    values = [integers(5, columns), integers(5, columns) + 1]
+    wanted = (values[0] * values[1]).sum(0).relu()
+    with nullcontext() if kernels else without_kernels():
+        if d:
+            run(fd, values, [wanted])
+        else:
+            assert torch.equal(fd.execute(values)[0], wanted)
+    assert len(loops(fd.fec.host_program())) == 1
+    assert len(notes_on_streams(fd)) == (cuts is chunks_of_halves)

@@ -35,6 +35,7 @@ from meshfuse.passes.chunk_tensors import (
     view_layout,
     without_leaf,
 )
+from meshfuse.passes.forget_loops import with_plain_loops
 
 Place = tuple[TensorName, int, IntExpr, IntExpr | None]
 """Where a chunk is: tensor, axis, start, number of pieces if it is no single one."""
@@ -229,5 +230,7 @@ def like(work: Chunked, tensor: TensorName, name: TensorName) -> TensorName:
     """Enter a tensor like `tensor` without its reduced axes, for what it is between iterations."""
     program, temporary, _ = clone_tensor(work.program, tensor)
     program = without_reductions(program, temporary)
+    if not program.schedule(temporary).bindings:
+        program = with_plain_loops(program, temporary)  # what splits the kept axes binds nothing
     work.program = give_name(program, temporary, name)
     return name
