@@ -31,6 +31,15 @@ def added_in_chunks_of_any_size(fd: FusionDefinition) -> None:
     fd.add_output(total)
 
 
+def columns_of_one_term(fd: FusionDefinition) -> None:
+    """Chunks of one place of what is transposed, whose other axis has one place, too: by w.size(1),
+    which x tells."""
+    x, w = dense(fd, 5, 1), fd.define_tensor([-1, -1], contiguity=True)
+    y = fd.ops.matmul(fd.ops.relu(x), fd.ops.permute(w, [1, 0]))
+    y.axis(1).parallelize(STREAM)
+    fd.add_output(fd.ops.add(y, dense(fd, 5, 3)))
+
+
 def two_loops(fd: FusionDefinition) -> None:
     """What one writes in 6 chunks of columns the other reads in 12 of rows, and then no more."""
     c = fd.ops.matmul(dense(fd, 12, 4), dense(fd, 4, 6))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import singledispatch
+from typing import Final
 
 from meshfuse.expr import IntExpr, const, mul
 from meshfuse.ir.axes import AxisKind, AxisName, TensorName
@@ -43,6 +44,8 @@ from meshfuse.ir.ops_indexing import (
 from meshfuse.ir.ops_random import Random, RandomSource
 from meshfuse.ir.program import Program
 from meshfuse.ir.terms import Terms
+
+_NOT_STRETCHED: Final = (AxisKind.broadcast, AxisKind.reduction)
 
 Places = tuple[int | None, ...]
 """For each tensor axis of an operand its place among the result's root (else logical) axes."""
@@ -226,7 +229,8 @@ def operand_axis_map(
 ) -> dict[AxisName, AxisName]:
     """Tensor axes of an operand -> root (else logical) axes of `out`, by default the first output.
 
-    A broadcast axis that stretches is left out: each rank has all of it.
+    A broadcast axis that stretches is left out: each rank has all of it. One that is reduced meets
+    others of one place, and stretches over nothing.
     """
     places = axis_pairs(expr, program).get(position)
     if places is None:
@@ -239,7 +243,7 @@ def operand_axis_map(
         axis.name: target[place].name
         for axis, place in zip(source.tensor_axes, places, strict=True)
         if place in target
-        and (axis.kind is not AxisKind.broadcast or target[place].kind is AxisKind.broadcast)
+        and (axis.kind is not AxisKind.broadcast or target[place].kind in _NOT_STRETCHED)
     }
 
 

@@ -171,9 +171,30 @@ class _Flow:
         for buffer, name in written.items():
             found = joints.get(buffer, UNKNOWN)
             operands = {k: given[k] for k in found.behind if (read[k], name) not in added_to}
+            for joint in found.met:
+                for k, axis in joint.read if joint.is_single else ():
+                    if k in operands and not self._is_told_apart(read[k], name, axis, here):
+                        operands[k] = operands[k].without(axis)
             value = self._result(found, operands, TensorName(buffer), name, here)
             adds = any(after == name for _, after in added_to)
             self._contents.write(here, name, value, adds=adds)
+
+    def _is_told_apart(
+        self, src: TensorName, out: TensorName, axis: int, here: RankContents
+    ) -> bool:
+        """Whether an axis of one place is the one that stands there in the result, and not another
+        of one place, from which a kernel does not tell it: but by the extents of both."""
+        source, result = here.held[src], here.held[out]
+        single = [k for k, length in enumerate(source.lengths) if length == 1]
+        if axis not in single or len(single) == 1:
+            return axis in single  # a rank may have no place of it
+        given, made = (
+            [evaluate(extent, here.values) for extent in self._extents(n)] for n in (src, out)
+        )
+        have = {k: source.extent(k) for k in single}
+        return _is_only(axis, {k: given[k] for k in single}, made[axis]) or _is_only(
+            axis, have, result.extent(axis)
+        )
 
     def _evaluate(self, node: Evaluate, here: RankContents) -> None:
         work = self._contents
@@ -242,8 +263,6 @@ class _Flow:
         stretching = {each for each in joint.read if self._stretches(*each)}
         read = [each for each in joint.read if each not in stretching] or joint.read
         found = [(o, axis, values[o].axes[axis]) for o, axis in read if o in values]
-        if joint.is_single:
-            found = [(o, axis, i) for o, axis, i in found if _is_told_apart(i, values[o])]
         known = [(o, axis, i) for o, axis, i in found if i is not None]
         most = max((i.extent for _, _, i in known), default=1)
         if most == 1 and len(known) < len(read):
@@ -343,7 +362,8 @@ class _Flow:
         return tuple(axes)
 
 
-def _is_told_apart(indices: Indices | None, value: Value) -> bool:
-    """Whether it is one place, and no other axis of one place has this extent."""
-    others = [found.extent for found in value.axes if found is not None and len(found) == 1]
-    return indices is not None and len(indices) == 1 and others.count(indices.extent) == 1
+def _is_only(axis: int, extents: Mapping[int, int | None], wanted: int | None) -> bool:
+    """Whether of some axes, whose extents are known, one alone has the extent that is wanted."""
+    found = list(extents.values())
+    is_known = wanted is not None and None not in found
+    return is_known and extents[axis] == wanted and found.count(wanted) == 1

@@ -93,6 +93,11 @@ class Held:
             axes[cut] = joined(known) if known and len(known) == len(parts) else None
         return tuple(axes)
 
+    def extent(self, axis: int) -> int | None:
+        """How many indices there are of which an axis of the name has some, as far as is known."""
+        indices = self.wanted()[axis] if self.blocks is None else None
+        return None if indices is None else indices.extent
+
     def value(self) -> Value:
         """What has been written there."""
         sums = [self.memory.value(box).terms for box in self.boxes]

@@ -42,7 +42,7 @@ class Joint:
     one that is summed over, or reduced in another way.
 
     `is_single`: there is one place along it. Of several such axes of a kernel it is not known which
-    is which, but by their extents.
+    is which, but by the extents that the result is known to have.
     """
 
     read: tuple[AxisOf, ...]

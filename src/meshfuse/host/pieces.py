@@ -48,6 +48,10 @@ class Value:
     axes: tuple[Indices | None, ...]
     terms: Terms | None = ()
 
+    def without(self, axis: int) -> Value:
+        """With nothing known of an axis."""
+        return Value((*self.axes[:axis], None, *self.axes[axis + 1 :]), self.terms)
+
 
 @final
 @dataclass(slots=True, eq=False, repr=False)

@@ -33,6 +33,14 @@ def test_reduced_axes_are_mapped_to_the_results_reduced_axes() -> None:
     assert named(recorder, x, y) == {0: 0, 1: 1, 2: 2}
 
 
+def test_a_broadcast_axis_that_is_reduced_does_not_stretch() -> None:
+    recorder = Recorder()
+    a, b = recorder.input([4, 1]), recorder.input([1, 5])
+    y = recorder.add(build.matmul, a, b)
+    assert named(recorder, a, y) == {0: 0, 1: 2}
+    assert named(recorder, b, y) == {0: 2, 1: 1}
+
+
 def test_views_move_and_drop_axes() -> None:
     recorder = Recorder()
     x = recorder.input([4, 1, 6])

@@ -15,6 +15,7 @@ from looped_programs import (
     added_columns,
     added_in_chunks_of_columns,
     columns_of_any_rows,
+    columns_of_one_term,
     nested,
     of_any_size,
     terms_of_any_rows,
@@ -165,6 +166,13 @@ def test_a_sum_that_is_added_up_chunk_by_chunk(kernels: bool) -> None:
     program = compiled(define(added_in_chunks_of_columns), kernels=kernels)
     found = [count_found(plant, {"sum": program}) for plant in DATA_PLANTERS.values()]
     assert sum(found) >= 10
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_axes_of_one_place_that_a_kernel_may_have_exchanged(kernels: bool) -> None:
+    """One is a column of 3, the other all of one term: which is which a kernel does not say."""
+    program = compiled(define(columns_of_one_term), kernels=kernels)
+    assert check_host_program(program) == ()
 
 
 def test_loops_in_loops_are_looked_at_in_smaller_sizes() -> None:
