@@ -3,7 +3,6 @@ equally often, so that clocks and power are on average the same for all."""
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ import torch
 from ranks import Job
 
 from meshfuse.base.turns import balanced_orders
+from meshfuse.host.race import upper_bound_of_median
 
 Call = Callable[[int], object]
 """One call of a variant, with its number, by which it may choose among inputs."""
@@ -34,24 +34,10 @@ class Times:
         It is one of the ratios seen, and nothing is assumed about how they are distributed; of
         eight rounds it is the second largest.
         """
-        ratios = sorted(self._ratios(other))
-        return ratios[place_of_upper_bound(len(ratios)) - 1]
+        return upper_bound_of_median(self._ratios(other))
 
     def _ratios(self, other: Times) -> list[float]:
         return [a / b for a, b in zip(self.of_rounds, other.of_rounds, strict=True)]
-
-
-def place_of_upper_bound(count: int) -> int:
-    """The least k for which the k-th smallest of `count` lies above the median in 95 % of cases.
-
-    `count` itself where there are too few.
-    """
-    total, below = 2.0**count, 0
-    for place in range(count + 1):
-        below += math.comb(count, place)
-        if below / total >= 0.95:
-            return min(place + 1, count)
-    return count
 
 
 def race(

@@ -172,11 +172,15 @@ class FusionExecutorCache:
                 profiler = CallProfiler()
             is_usual = profiler is None and device is None and not (enable or disable or capture)
             last = self._last_hot
-            if is_usual and last is not None and not global_sizes:
-                if last.is_like(values, communicator, is_auto, overlap):
-                    results = last.run(values, communicator, call)
-                    self._last, self._debug_output = last.prepared, None
-                    return results
+            if (
+                is_usual
+                and last is not None
+                and not global_sizes
+                and last.is_like(values, communicator, is_auto, overlap)
+            ):
+                results = last.run(values, communicator, call)
+                self._last, self._debug_output = last.prepared, None
+                return results
             given = given_sizes(frozen, global_sizes) if global_sizes else {}
             if is_usual:
                 if overlap is not None and not isinstance(overlap, str | Overlap):

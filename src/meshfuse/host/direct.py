@@ -68,7 +68,6 @@ class DirectPlan:
         "_bind_again",
         "_entry",
         "_evaluates",
-        "_inputs",
         "_makes",
         "_meetings",
         "_outputs",
@@ -88,7 +87,7 @@ class DirectPlan:
         self._streams = BoundStreams(executable.device) if has_streams else None
         self._turn = Lock()
         self._evaluates = executable.evaluates
-        self._inputs, self._outputs = len(executable.program.inputs), executable.outputs
+        self._outputs = executable.outputs
         self._bind_again = lambda: DirectPlan(executable, plan, communicator)
         made = _made_before(executable, plan, communicator) if has_streams else None
         bound = [found for found in plan.bound if made is None or found.makes not in made]
@@ -105,7 +104,7 @@ class DirectPlan:
                 executable.device,
                 lambda streams: binding.recording(streams).bind_all(),
                 binding.transfers.values(),
-                self._inputs,
+                len(executable.program.inputs),
                 made,
             )
         if self._entry is not None:
